@@ -1,0 +1,64 @@
+"""The default experiment: a toy token stream on which a tied model can be as good as an untied one.
+
+Every field of every config is here, with its unit. The other configs are small edits of this one.
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+    c = ConfigDict()
+    c.seed = 0  # initial values, order of the training batches, dropout
+
+    c.model = ConfigDict()
+    c.model.tying = "tied"  # tied | untied
+    c.model.features = 32  # D, embedding width
+    c.model.body = "none"  # none | mlp: what turns the looked-up vectors into hidden vectors
+    c.model.same_start = False  # untied only: start both matrices from the same values
+
+    c.data = ConfigDict()
+    c.data.source = "toy"  # toy | text
+    c.data.seed = 0  # the toy law or the split of the text, and the held-out tokens
+    c.data.vocab_size = 256  # V, rows; text is read as bytes, so 256 there
+    c.data.batch_size = 32  # B, sequences in a step
+    c.data.length = 64  # L, target tokens in a sequence
+    c.data.eval_tokens = 65_536  # held-out tokens in one evaluation
+    c.data.reversibility = 1.0  # toy: 1 is a reversible chain, 0 a directed one
+    c.data.classes = 16  # toy: K, token classes
+    c.data.zipf_exponent = 1.0  # toy: the token of rank r has weight 1 / (r + 1) ** exponent in its class
+    c.data.paths = ()  # text: files, folders or globs; none means the text that ships with Python
+    c.data.heldout_fraction = 0.1  # text: share of the bytes that is held out
+
+    c.optimizer = ConfigDict()
+    c.optimizer.name = "adam"  # adam | adamw | sgd | momentum
+    c.optimizer.learning_rate = 0.02  # the highest rate of the schedule
+    c.optimizer.schedule = "cosine"  # constant | cosine | wsd (warm-up, stable, linear decay)
+    c.optimizer.warmup_steps = 50  # updates of linear warm-up from 0
+    c.optimizer.decay_steps = 0  # wsd: updates of linear decay at the end
+    c.optimizer.beta1 = 0.9  # decay of the first moment (adam, adamw) or of the velocity (momentum)
+    c.optimizer.beta2 = 0.999  # decay of the second moment (adam, adamw)
+    c.optimizer.weight_decay = 0.0  # adamw: decoupled decay of everything but the vocabulary matrices
+    c.optimizer.vocab_weight_decay = 0.0  # adamw: decoupled decay of the vocabulary matrices, in every arm
+    c.optimizer.clip_norm = 0.0  # largest global norm of the gradient; 0 turns clipping off
+
+    c.train = ConfigDict()
+    c.train.steps = 1000  # updates
+    c.train.eval_every = 100  # updates between evaluations; also at 0 and at the end
+
+    c.log = ConfigDict()
+    c.log.scalars_every = 50  # updates between records of the training loss
+    c.log.rows_every = 64  # largest gap, in updates, between records of the rows
+    c.log.probe_tokens = 32_768  # held-out tokens over which the probe sums the gradient tables
+    c.log.tokens = ()  # ids to follow as curves, besides a frequent, a middle and a rare one
+
+    c.checkpoint = ConfigDict()
+    c.checkpoint.every = 500  # updates between checkpoints; also at the end
+    c.checkpoint.keep = 2  # newest checkpoints to keep, besides the best one
+
+    c.compare = ConfigDict()
+    c.compare.arms = ConfigDict()  # name of the arm = its overrides, separated by spaces
+    c.compare.arms.tied = "model.tying=tied"
+    c.compare.arms.untied = "model.tying=untied"
+    c.compare.baseline = "untied"  # the arm that is subtracted from the others
+    c.compare.seeds = 5  # runs of each arm, with seeds seed, seed + 1, ...
+    return c

@@ -1,0 +1,64 @@
+"""Groups of rows of similar frequency, and what the statistics of the rows say of each."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from tied_lm.gradients import PARTS, RowStats
+
+CUTS = (0.2, 0.4, 0.6, 0.8)
+UNSEEN = len(CUTS) + 1
+NAMES = (*(str(b) for b in range(UNSEEN)), "unseen")
+
+
+def bands_of(frequencies: Float[np.ndarray, "V"]) -> Int[np.ndarray, "V"]:
+    """Band of each row: the number of cuts at or below the cumulative frequency of all more frequent rows.
+
+    So band 0 holds the few most frequent rows, which make up the first fifth of all tokens. Rows of frequency 0 are
+    in a band of their own, `UNSEEN`.
+    """
+    order = np.argsort(-frequencies, kind="stable")
+    before = np.cumsum(frequencies[order]) - frequencies[order]
+    bands = np.empty(frequencies.size, np.int32)
+    # The margin keeps rounding in the sum from moving a row that lies on a cut.
+    bands[order] = np.searchsorted(np.array(CUTS) - 1e-9, before, side="right")
+    bands[frequencies == 0] = UNSEEN
+    return bands
+
+
+def describe(stats: RowStats) -> dict[str, float]:
+    """Norms of the parts over the rows given, and the lookup's share and cosine.
+
+    share = |lookup|^2 / (|lookup|^2 + |scoring|^2) and cosine = <lookup, scoring> / (|lookup| |scoring|), with the
+    norms and the product over all the rows; each is 0 where it would be 0 / 0.
+    """
+    rows = {part: np.asarray(getattr(stats, part), np.float64) for part in PARTS}
+    norms = {part: float(np.sqrt(np.sum(norm_V**2))) for part, norm_V in rows.items()}
+    lookup, scoring = norms["lookup"], norms["scoring"]
+    dot = float(np.sum(rows["lookup"] * rows["scoring"] * np.asarray(stats.cosine, np.float64)))
+    share = lookup**2 / (lookup**2 + scoring**2) if lookup or scoring else 0.0
+    return norms | {"share": share, "cosine": dot / (lookup * scoring) if lookup and scoring else 0.0}
+
+
+def split_scalars(stats: RowStats, bands: Int[np.ndarray, "V"], tied: bool) -> dict[str, float]:
+    """Scalars by tag, for the whole table and for each band.
+
+    In an untied model lookup and scoring are gradients of two matrices whose scales are arbitrary, so their sum,
+    share and cosine are hypothetical: the tags say so, and do not overlay those of a tied run.
+    """
+    scalars: dict[str, float] = {}
+
+    def add(group: str, names: Mapping[str, str], values: Mapping[str, float]) -> None:
+        for name, key in names.items():
+            hypothetical = not tied and key in ("total", "share", "cosine")
+            scalars[("hypothetical/" if hypothetical else "") + f"{group}/{name}"] = values[key]
+
+    whole = describe(stats)
+    add("grad_norm", {part: part for part in PARTS}, whole)
+    add("split", {"share": "share", "cosine": "cosine"}, whole)
+    for band in np.unique(bands):
+        rows = bands == band
+        values = describe(RowStats(*(np.asarray(field)[rows] for field in stats)))
+        add(f"band/{NAMES[band]}", {key: key for key in values}, values)
+    return scalars

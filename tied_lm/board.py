@@ -1,0 +1,79 @@
+"""What TensorBoard shows of a run: scalars, histograms of row norms, and text."""
+
+import os
+import struct
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+from tensorboardX import summary
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event
+
+EDGES = np.linspace(-12, 2, 141)  # log10 of a norm
+
+
+def cut_events(path: Path, first_step: int) -> None:
+    """Rewrite an event file without the events from `first_step` on, and without a torn end.
+
+    So no step stands in a run twice, whichever way TensorBoard reads it.
+    """
+    data = path.read_bytes()
+    kept, position = bytearray(), 0
+    while position + 12 <= len(data):
+        # A record is its length (8 bytes), the length's checksum (4), the event, and the event's checksum (4).
+        (size,) = struct.unpack_from("<Q", data, position)
+        end = position + 16 + size
+        if end > len(data):
+            break
+        event = Event.FromString(data[position + 12 : end - 4])
+        if not event.HasField("summary") or event.step < first_step:
+            kept += data[position:end]
+        position = end
+    new = path.with_name(path.name + ".new")
+    new.write_bytes(kept)
+    os.replace(new, path)
+
+
+class Board:
+    """Writes the events of one run. Events are written when they are added; `flush` hands them to the disk."""
+
+    def __init__(self, folder: Path, first_step: int):
+        for path in folder.glob("events.out.tfevents.*"):
+            cut_events(path, first_step)
+        # tensorboardX's own writer has a queue that a flush does not empty; its file writer has none. The suffix
+        # keeps two writers that open within one second from sharing a file.
+        self.writer = EventsWriter(str(folder / "events"), filename_suffix="." + uuid.uuid4().hex[:8])
+
+    def _add(self, step: int, *summaries: object) -> None:
+        merged = summary.Summary(value=[value for s in summaries for value in s.value])  # type: ignore[attr-defined]
+        self.writer.write_event(Event(summary=merged, step=step, wall_time=time.time()))
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        self._add(step, *(summary.scalar(tag, value) for tag, value in values.items()))
+
+    def row_histogram(self, step: int, tag: str, norms_V: Float[np.ndarray, "V"]) -> None:
+        """Histogram of log10 of the norms that are not 0, on fixed edges; nothing where all are 0."""
+        present = norms_V[norms_V > 0]
+        if not present.size:
+            return
+        logs = np.clip(np.log10(present.astype(np.float64)), EDGES[0], EDGES[-1])
+        counts, _ = np.histogram(logs, EDGES)
+        totals = (float(logs.min()), float(logs.max()), logs.size, float(logs.sum()), float(np.sum(logs**2)))
+        self._add(step, summary.histogram_raw(tag, *totals, EDGES[1:].tolist(), counts.tolist()))
+
+    def text(self, tag: str, markdown: str) -> None:
+        self._add(0, summary.text(tag, markdown))
+
+    def charts(self, layout: dict[str, dict[str, list[object]]]) -> None:
+        """Custom charts: {category: {title: ["Multiline", [tags]]}}."""
+        self._add(0, summary.custom_scalars(layout))
+
+    def flush(self) -> None:
+        self.writer.flush()
+
+    def close(self) -> None:
+        self.writer.close()

@@ -1,0 +1,101 @@
+"""Orbax checkpoints of the training state, each with its config and a digest of its values."""
+
+import hashlib
+import logging
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from orbax.checkpoint import checkpoint_managers as policies
+
+from tied_lm.train import TrainState
+
+METRIC = "loss/eval"
+
+
+class Damaged(RuntimeError):
+    """A checkpoint that cannot be trusted; the message names it and says what can be done."""
+
+
+def _digest(state: TrainState) -> str:
+    """SHA-256 of all values, since Orbax does not notice flipped bits in a data file."""
+    sha = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        array = np.asarray(leaf)
+        sha.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
+        sha.update(np.ascontiguousarray(array).tobytes())
+    return sha.hexdigest()
+
+
+class Checkpoints:
+    """The checkpoints of one run: the newest `keep`, and the one with the lowest held-out loss."""
+
+    def __init__(self, folder: Path, keep: int):
+        # Orbax tells of each save at length; only what needs attention should reach the user.
+        logging.getLogger("absl").addFilter(lambda r: r.levelno >= logging.WARNING or "/orbax/" not in r.pathname)
+        self.folder = folder.absolute()
+        best = policies.BestN(
+            get_metric_fn=lambda metrics: metrics[METRIC], reverse=True, n=1, keep_checkpoints_without_metrics=False
+        )
+        self.manager = ocp.CheckpointManager(
+            self.folder,
+            options=ocp.CheckpointManagerOptions(
+                preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), best]),
+                best_fn=lambda metrics: metrics[METRIC],
+                best_mode="min",
+                cleanup_tmp_directories=True,
+            ),
+        )
+
+    def save(self, state: TrainState, config: dict[str, Any], loss: float | None) -> None:
+        """Start to save; the values are copied, so the state may be donated as soon as this returns.
+
+        Args:
+            loss: held-out loss in nats, if it was measured at this step.
+        """
+        host = jax.device_get(state)
+        saved = self.manager.save(
+            int(host.step),
+            args=ocp.args.Composite(
+                state=ocp.args.StandardSave(host), about=ocp.args.JsonSave({"config": config, "sha256": _digest(host)})
+            ),
+            metrics=None if loss is None else {METRIC: loss},
+        )
+        if not saved:
+            raise RuntimeError(f"the checkpoint of step {int(host.step)} was not saved in {self.folder}")
+
+    def restore(self, like: TrainState) -> TrainState | None:
+        """The newest state, or None where there is none.
+
+        Raises:
+            Damaged: the newest checkpoint is incomplete, has other shapes or types, or its values have changed.
+        """
+        step = self.manager.latest_step()
+        if step is None:
+            return None
+        place = self.folder / str(step)
+        older = [s for s in self.manager.all_steps() if s < step]
+        remedy = (
+            f"remove that folder to continue from step {max(older)}"
+            if older
+            else "remove the run's folder to start again"
+        )
+        try:
+            found = self.manager.restore(
+                step, args=ocp.args.Composite(state=ocp.args.StandardRestore(like), about=ocp.args.JsonRestore())
+            )
+            state, about = found["state"], found["about"]
+        except Exception as error:  # Orbax raises bare exceptions for truncated files
+            reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+            raise Damaged(f"the checkpoint {place} is damaged ({reason}); {remedy}") from error
+        types = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(state)]
+        if types != [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(like)] or _digest(state) != about["sha256"]:
+            raise Damaged(f"the checkpoint {place} is damaged (its values are not those that were saved); {remedy}")
+        return state
+
+    def close(self) -> None:
+        """Wait for saves under way; an error in one is raised here."""
+        self.manager.wait_until_finished()
+        self.manager.close()

@@ -1,0 +1,309 @@
+"""The config as frozen dataclasses, built once at the boundary and checked there."""
+
+import dataclasses
+import hashlib
+import json
+import math
+import typing
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, TypeVar
+
+T = TypeVar("T")
+
+
+class ConfigError(ValueError):
+    """A mistake in the config, told in one line: the field, its value, and what is allowed."""
+
+    def __init__(self, field: str, value: object, allowed: str):
+        shown = "nothing" if value is None else repr(value)
+        super().__init__(f"{field} = {shown} is not possible; allowed: {allowed}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Allowed:
+    """A condition on one value, in words and as a test."""
+
+    words: str
+    test: Callable[[Any], bool]
+
+
+def at_least(low: int) -> Allowed:
+    return Allowed(f"at least {low}", lambda x: x >= low)
+
+
+def one_of(*names: str) -> Allowed:
+    return Allowed(" | ".join(names), lambda x: x in names)
+
+
+positive = Allowed("above 0", lambda x: x > 0)
+not_negative = Allowed("0 or more", lambda x: x >= 0)
+fraction = Allowed("0 to 1", lambda x: 0 <= x <= 1)
+open_fraction = Allowed("between 0 and 1, both excluded", lambda x: 0 < x < 1)
+decay_rate = Allowed("0 or more, below 1", lambda x: 0 <= x < 1)
+seed32 = Allowed("0 to 2**32 - 1", lambda x: 0 <= x < 2**32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    tying: str
+    features: Annotated[int, at_least(1)]
+    body: str
+    same_start: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    source: str
+    seed: Annotated[int, seed32]
+    vocab_size: Annotated[int, at_least(2)]
+    batch_size: Annotated[int, at_least(1)]
+    length: Annotated[int, at_least(1)]
+    eval_tokens: Annotated[int, at_least(1)]
+    reversibility: Annotated[float, fraction]
+    classes: Annotated[int, at_least(1)]
+    zipf_exponent: Annotated[float, not_negative]
+    paths: tuple[str, ...]
+    heldout_fraction: Annotated[float, open_fraction]
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+    name: Annotated[str, one_of("adam", "adamw", "sgd", "momentum")]
+    learning_rate: Annotated[float, positive]
+    schedule: Annotated[str, one_of("constant", "cosine", "wsd")]
+    warmup_steps: Annotated[int, at_least(0)]
+    decay_steps: Annotated[int, at_least(0)]
+    beta1: Annotated[float, decay_rate]
+    beta2: Annotated[float, decay_rate]
+    weight_decay: Annotated[float, not_negative]
+    vocab_weight_decay: Annotated[float, not_negative]
+    clip_norm: Annotated[float, not_negative]
+
+
+@dataclasses.dataclass(frozen=True)
+class Train:
+    steps: Annotated[int, at_least(1)]
+    eval_every: Annotated[int, at_least(1)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Log:
+    scalars_every: Annotated[int, at_least(1)]
+    rows_every: Annotated[int, at_least(1)]
+    probe_tokens: Annotated[int, at_least(1)]
+    tokens: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    every: Annotated[int, at_least(1)]
+    keep: Annotated[int, at_least(1)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What one run depends on."""
+
+    seed: Annotated[int, seed32]
+    model: Model
+    data: Data
+    optimizer: Optimizer
+    train: Train
+    log: Log
+    checkpoint: Checkpoint
+
+    def __post_init__(self) -> None:
+        for token in self.log.tokens:
+            if not 0 <= token < self.data.vocab_size:
+                raise ConfigError(
+                    "log.tokens", token, f"ids from 0 to data.vocab_size - 1 = {self.data.vocab_size - 1}"
+                )
+        optimizer, steps = self.optimizer, self.train.steps
+        if optimizer.name != "adamw":
+            for field in ("weight_decay", "vocab_weight_decay"):
+                if getattr(optimizer, field):
+                    raise ConfigError(
+                        f"optimizer.{field}", getattr(optimizer, field), "0, unless optimizer.name = 'adamw'"
+                    )
+        if optimizer.schedule != "wsd" and optimizer.decay_steps:
+            raise ConfigError("optimizer.decay_steps", optimizer.decay_steps, "0, unless optimizer.schedule = 'wsd'")
+        if optimizer.schedule != "constant" and optimizer.warmup_steps + optimizer.decay_steps > steps:
+            raise ConfigError(
+                "optimizer.warmup_steps + decay_steps",
+                optimizer.warmup_steps + optimizer.decay_steps,
+                f"at most train.steps = {steps}",
+            )
+        if self.model.same_start and self.model.tying != "untied":
+            raise ConfigError("model.same_start", True, "False, unless model.tying = 'untied'")
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Arms by name, each with its config at the first seed, and how many seeds each is run with."""
+
+    arms: dict[str, Config]
+    baseline: str
+    seeds: int
+
+    def runs(self) -> list[tuple[str, Config]]:
+        """Every run as (arm, config), seed by seed, so that an early stop leaves whole pairs."""
+        return [
+            (arm, dataclasses.replace(config, seed=config.seed + k))
+            for k in range(self.seeds)
+            for arm, config in self.arms.items()
+        ]
+
+
+def choose(registry: Mapping[str, T], field: str, name: str) -> T:
+    """The entry of a registry that a config field names."""
+    if name not in registry:
+        raise ConfigError(field, name, " | ".join(registry))
+    return registry[name]
+
+
+def _convert(kind: Any, value: Any, field: str) -> Any:
+    """`value` as the type that a dataclass field declares."""
+    conditions: tuple[Allowed, ...] = ()
+    if typing.get_origin(kind) is Annotated:
+        kind, *rest = typing.get_args(kind)
+        conditions = tuple(rest)
+    if dataclasses.is_dataclass(kind):
+        return _build(typing.cast(type, kind), value, field + ".")
+    words = ", ".join(c.words for c in conditions)
+    if typing.get_origin(kind) is tuple:
+        item = typing.get_args(kind)[0]
+        if not isinstance(value, (tuple, list)):
+            raise ConfigError(field, value, f"a list of {item.__name__}")
+        return tuple(_convert(item, v, field) for v in value)
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind:
+        raise ConfigError(field, value, f"{kind.__name__}{', ' + words if words else ''}")
+    if kind is float and not math.isfinite(value):
+        raise ConfigError(field, value, "a finite number" + (", " + words if words else ""))
+    if not all(c.test(value) for c in conditions):
+        raise ConfigError(field, value, words)
+    return value
+
+
+def _build(kind: type[T], values: Any, prefix: str = "") -> T:
+    if not isinstance(values, Mapping):
+        raise ConfigError(prefix.rstrip("."), values, "a group of fields")
+    kinds = typing.get_type_hints(kind, include_extras=True)
+    for name in values:
+        if name not in kinds:
+            raise ConfigError(prefix + name, values[name], f"no such field; the fields are {', '.join(kinds)}")
+    for name in kinds:
+        if name not in values:
+            raise ConfigError(prefix + name, None, "a value; the config lacks this field")
+    return kind(**{name: _convert(k, values[name], prefix + name) for name, k in kinds.items()})
+
+
+def _parse(text: str, old: Any, field: str) -> Any:
+    """The text of an override as a value of the type that the field has now."""
+    if isinstance(old, bool):
+        if text.lower() not in ("true", "false"):
+            raise ConfigError(field, text, "true | false")
+        return text.lower() == "true"
+    if isinstance(old, str):
+        return text
+    if isinstance(old, (tuple, list)):
+        items = [item.strip() for item in text.strip("()[]").split(",") if item.strip()]
+        return tuple(int(item) if item.lstrip("-").isdigit() else item.strip("'\"") for item in items)
+    try:
+        number = float(text.replace("_", ""))
+    except ValueError:
+        raise ConfigError(field, text, "a whole number" if isinstance(old, int) else "a number") from None
+    if isinstance(old, int):
+        if not number.is_integer():
+            raise ConfigError(field, text, "a whole number")
+        # Through int, since a float holds whole numbers to 2**53 only.
+        return int(text.replace("_", "")) if text.lstrip("+-").replace("_", "").isdigit() else int(number)
+    return number
+
+
+def override(values: dict[str, Any], field: str, text: str) -> None:
+    """Set the dotted `field` in nested `values` from text, in place. New arms may be added; nothing else may."""
+    *groups, name = field.split(".")
+    group = values
+    for depth, part in enumerate(groups):
+        if not isinstance(group.get(part), dict):
+            raise ConfigError(".".join(groups[: depth + 1]), text, f"no such group; there are {', '.join(group)}")
+        group = group[part]
+    if groups == ["compare", "arms"]:
+        group[name] = text
+        return
+    if name not in group:
+        raise ConfigError(field, text, f"no such field; the fields are {', '.join(group)}")
+    if isinstance(group[name], dict):
+        raise ConfigError(field, text, f"a field of this group: {', '.join(field + '.' + key for key in group[name])}")
+    group[name] = _parse(text, group[name], field)
+
+
+def build_run(values: Mapping[str, Any]) -> Config:
+    """The config of one run from nested values; `compare`, which a run does not depend on, is left out."""
+    return _build(Config, {name: value for name, value in values.items() if name != "compare"})
+
+
+def build_comparison(values: Mapping[str, Any]) -> Comparison:
+    """The comparison that nested values describe.
+
+    Raises:
+        ConfigError: unknown field, wrong type, impossible value, or an arm that cannot be built.
+    """
+    build_run(values)
+    compare = values.get("compare")
+    if not isinstance(compare, Mapping):
+        raise ConfigError("compare", compare, "a group with arms, baseline, seeds")
+    for name in compare:
+        if name not in ("arms", "baseline", "seeds"):
+            raise ConfigError(f"compare.{name}", compare[name], "no such field; the fields are arms, baseline, seeds")
+    seeds = _convert(Annotated[int, at_least(1)], compare.get("seeds"), "compare.seeds")
+    arms: dict[str, Config] = {}
+    for arm, overrides in dict(compare.get("arms") or {}).items():
+        field = f"compare.arms.{arm}"
+        if not arm.replace("-", "").replace("_", "").isalnum():
+            raise ConfigError("compare.arms", arm, "names of letters, digits, - and _")
+        copy = json.loads(json.dumps(values))
+        for item in str(overrides).split():
+            name, equals, text = item.partition("=")
+            if not equals or name.startswith("compare"):
+                raise ConfigError(field, overrides, "field=value, several separated by spaces; no field of compare")
+            override(copy, name, text)
+        arms[arm] = build_run(copy)
+    if len(arms) < 2:
+        raise ConfigError("compare.arms", tuple(arms), "at least two arms")
+    if compare.get("baseline") not in arms:
+        raise ConfigError("compare.baseline", compare.get("baseline"), " | ".join(arms))
+    last = max(config.seed for config in arms.values()) + seeds - 1
+    if last >= 2**32:
+        raise ConfigError("seed", last - seeds + 1, f"at most 2**32 - {seeds}, so that compare.seeds = {seeds} fit")
+    return Comparison(arms, compare["baseline"], seeds)
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """Nested plain values, as JSON holds them (lists for tuples)."""
+    return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values by dotted name."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= flatten(value, prefix + name + ".") if isinstance(value, Mapping) else {prefix + name: value}
+    return flat
+
+
+def differing_fields(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """`field: old -> new` for each dotted field in which two nested configs differ."""
+    a, b = flatten(old), flatten(new)
+    return [
+        f"{name}: {a.get(name)!r} -> {b.get(name)!r}"
+        for name in sorted(a.keys() | b.keys())
+        if a.get(name) != b.get(name)
+    ]
+
+
+def digest(values: Mapping[str, Any]) -> str:
+    """A short name for nested values: the first 8 hex digits of the SHA-256 of their sorted JSON."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]

@@ -1,0 +1,73 @@
+"""Whose folder it is: its config, its lock, and whether the run in it is complete."""
+
+import fcntl
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tied_lm.config import ConfigError, differing_fields
+
+CONFIG = "config.json"
+METRICS = "metrics.jsonl"
+LOCK = ".lock"
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Replace a file in one go, so that no reader meets half of it."""
+    new = path.with_name(path.name + ".new")
+    new.write_text(json.dumps(values, indent=2) + "\n")
+    new.replace(path)
+
+
+def check(folder: Path, values: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> None:
+    """Refuse a folder that is not free for this config.
+
+    Raises:
+        ConfigError: the folder is that of another config (the fields are named), or of something else.
+    """
+    path = folder / CONFIG
+    if path.exists():
+        try:
+            old = json.loads(path.read_text())
+        except ValueError:
+            raise ConfigError("workdir", str(folder), f"a folder whose {CONFIG} can be read") from None
+        differences = [d for d in differing_fields(old, values) if d.split(":")[0] not in ignore]
+        if differences:
+            raise ConfigError("workdir", str(folder), f"a folder of the same config; here {'; '.join(differences)}")
+    elif folder.exists() and (not folder.is_dir() or any(p.name != LOCK for p in folder.iterdir())):
+        raise ConfigError("workdir", str(folder), "a new or empty folder, or one of an earlier run")
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep two processes from writing one folder.
+
+    Raises:
+        ConfigError: another process is writing it, or it cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / LOCK).open("w")
+    except OSError as error:
+        raise ConfigError("workdir", str(folder), f"a folder that can be written ({error.strerror})") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError("workdir", str(folder), "a folder that no other process is writing") from None
+        yield
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl; a torn last line is left out."""
+    path = folder / METRICS
+    lines = path.read_text().split("\n") if path.exists() else [""]
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def is_finished(folder: Path, steps: int) -> bool:
+    """Whether the run is complete: the last line of the metrics is written after everything else."""
+    lines = read_metrics(folder)
+    return bool(lines) and lines[-1]["step"] == steps

@@ -1,0 +1,246 @@
+"""One run in its folder: resume, train, write down."""
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tied_lm import bands, folder
+from tied_lm.checkpoint import METRIC, Checkpoints
+from tied_lm.config import Config, to_dict
+from tied_lm.gradients import RowStats
+from tied_lm.journal import Journal
+from tied_lm.schedule import Schedule
+from tied_lm.streams import Stream
+from tied_lm.train import Evaluation, Probe, Records, Trainer, Window
+
+DISPATCH_SECONDS = 0.25  # long enough to hide the host's work, short enough to stop soon and to show progress
+FLUSH_SECONDS = 10.0
+
+
+class Interrupted(Exception):
+    """The run was asked to stop, and did so with everything saved."""
+
+
+class Diverged(RuntimeError):
+    """The loss is no longer finite."""
+
+
+class Due(NamedTuple):
+    """What was started at a step because it is due there; None for what is not."""
+
+    window: Window | None
+    evaluation: Evaluation | None
+    probe: Probe | None
+
+
+class Dispatch(NamedTuple):
+    """What was started at a step and is not yet written down."""
+
+    step: int
+    updates: int
+    due: Due
+    records: Records
+    record_at: list[int]  # steps, one for each used slot
+
+
+def run_values(config: Config, stream: Stream) -> dict[str, Any]:
+    """What config.json holds: the resolved config, and what it does not say of the text."""
+    return to_dict(config) | stream.content
+
+
+def evaluation_scalars(e: Evaluation) -> dict[str, float]:
+    """Held-out loss and excess in nats a token, and the loss by band of the target."""
+    nll = np.asarray(e.nll, np.float64).sum(axis=0)
+    tokens = np.asarray(e.tokens, np.int64).sum(axis=0)
+    scalars = {METRIC: float(nll.sum() / tokens.sum())}
+    if e.excess is not None:
+        scalars["loss/excess"] = float(np.asarray(e.excess, np.float64).sum() / tokens.sum())
+    return scalars | {f"band/{bands.NAMES[b]}/loss": float(nll[b] / tokens[b]) for b in np.flatnonzero(tokens)}
+
+
+def train_run(
+    trainer: Trainer,
+    config: Config,
+    stream: Stream,
+    place: Path,
+    stop: threading.Event,
+    progress: Callable[[int], None],
+) -> None:
+    """Train in a folder to the last step, from where the folder stands.
+
+    Args:
+        trainer: the programs of the arm; its config differs from `config` in the seed alone.
+        stop: once set, the run saves its state and raises `Interrupted`.
+        progress: called with the number of updates done since the last call, those of earlier processes included.
+
+    Raises:
+        Diverged: the loss is not finite.
+        Damaged: the newest checkpoint cannot be used.
+        ConfigError: the folder belongs to another config.
+    """
+    values = run_values(config, stream)
+    folder.check(place, values)
+    if folder.is_finished(place, config.train.steps):
+        progress(config.train.steps)
+        return
+    place.mkdir(parents=True, exist_ok=True)
+    folder.write_json(place / folder.CONFIG, values)
+    checkpoints = Checkpoints(place / "checkpoints", config.checkpoint.keep)
+    try:
+        _Loop(trainer, config, stream, place, checkpoints, progress).run(stop)
+    finally:
+        checkpoints.close()
+
+
+class _Loop:
+    """The state of one run while it trains."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        config: Config,
+        stream: Stream,
+        place: Path,
+        checkpoints: Checkpoints,
+        progress: Callable[[int], None],
+    ):
+        self.trainer, self.config, self.stream = trainer, config, stream
+        self.checkpoints, self.progress = checkpoints, progress
+        self.values = run_values(config, stream)
+        self.schedule = Schedule.of(config)
+        fresh = trainer.init(np.uint32(config.seed))
+        self.state = checkpoints.restore(fresh) or fresh
+        self.step = int(self.state.step)
+        self.saved_step = self.step if self.step else None
+        self.journal = Journal(
+            place,
+            self.step,
+            self.values,
+            trainer.model.vocabulary,
+            np.asarray(trainer.bands),
+            stream.frequencies,
+            stream.token_strings,
+        )
+        self.dispatch_updates = 1  # adapted to the time they take
+        self.started = self.measured = self.flushed = time.perf_counter()
+        progress(self.step)
+
+    def run(self, stop: threading.Event) -> None:
+        try:
+            last = self._run(stop)
+            # A run is complete once its metrics hold the last step, so all else is on the disk before that.
+            self.checkpoints.manager.wait_until_finished()
+            self._write(last)
+        finally:
+            self.journal.close()
+
+    def _run(self, stop: threading.Event) -> Dispatch:
+        running: Dispatch | None = None
+        while True:
+            due = self._start_due()
+            interrupted = stop.is_set() and self.step < self.schedule.steps
+            if self.step != self.saved_step and (interrupted or self.step in self.schedule.checkpoints):
+                # First everything before this step is written, so that a resume from here lacks nothing.
+                self._write(running)
+                running = None
+                self._checkpoint(due)
+            if interrupted:
+                self._write(running)
+                raise Interrupted(f"stopped after {self.step} updates, all of them saved")
+            # The next dispatch is on its way before the results of the last one are waited for.
+            new = self._start_dispatch(due)
+            self._write(running)
+            running = new
+            if running.step == self.schedule.steps:
+                return running
+
+    def _start_due(self) -> Due:
+        def held(tokens: int) -> int:
+            return int(min(tokens, self.stream.heldout_tokens))
+
+        step, schedule, params, stream = self.step, self.schedule, self.state.params, self.stream
+        evaluation = probe = None
+        if step in schedule.evaluations:
+            evaluation = self.trainer.evaluate(params, stream, held(self.config.data.eval_tokens))
+        if step in schedule.probes:
+            probe = self.trainer.probe(params, stream, held(self.config.log.probe_tokens))
+        # Copied, since the dispatch that follows is given the state's own arrays to overwrite.
+        window = jax.tree.map(jnp.copy, self.state.window) if step in schedule.scalars else None
+        return Due(window, evaluation, probe)
+
+    def _checkpoint(self, due: Due) -> None:
+        if not math.isfinite(float(self.state.window.loss)):
+            raise Diverged(f"the training loss is no longer finite at step {self.step}")
+        self.journal.flush()
+        loss = None if due.evaluation is None else evaluation_scalars(due.evaluation)[METRIC]
+        self.checkpoints.save(self.state, self.values, loss)
+        self.saved_step = self.step
+
+    def _start_dispatch(self, due: Due) -> Dispatch:
+        """Start the next updates: to the next step at which the host has to look, or fewer."""
+        step, schedule, slots = self.step, self.schedule, self.trainer.slots
+        last = step == schedule.steps
+        # At the end the record is that of the update that would come next; the state it leads to is dropped.
+        end = step + 1 if last else min(step + self.dispatch_updates, schedule.next_boundary(step))
+        record_at = [s for s in schedule.rows if step <= s < end]
+        if len(record_at) > slots:
+            end, record_at = record_at[slots], record_at[:slots]
+        padded = np.array(record_at + [-1] * (slots - len(record_at)), np.int32)
+        new_window = step == 0 or due.window is not None
+        state = jax.tree.map(jnp.copy, self.state) if last else self.state
+        state, records = self.trainer.advance(state, self.stream, np.int32(end - step), padded, new_window)
+        if not last:
+            self.state, self.step = state, end
+        return Dispatch(step, 0 if last else end - step, due, records, record_at)
+
+    def _write(self, dispatch: Dispatch | None) -> None:
+        """Wait for a dispatch and what was due at its first step, and write it all down."""
+        if dispatch is None:
+            return
+        d: Dispatch = jax.device_get(dispatch)
+        scalars = self._scalars(d)
+        for step in sorted({d.step, *d.record_at}):
+            at_start = step == d.step
+            step_scalars = dict(scalars) if at_start else {}
+            record = None
+            if step in d.record_at:
+                slot = d.record_at.index(step)
+                step_scalars["split/residual"] = float(d.records.residual[slot])
+                updates = {name: norms[slot] for name, norms in d.records.updates.items()}
+                record = RowStats(*(field[slot] for field in d.records.stats)), updates
+            probe = d.due.probe.stats if at_start and d.due.probe is not None else None
+            self.journal.write(step, step_scalars, record, probe)
+        self.progress(d.updates)
+        if time.perf_counter() - self.flushed > FLUSH_SECONDS and d.updates:
+            self.journal.flush()
+            self.flushed = time.perf_counter()
+
+    def _scalars(self, d: Dispatch) -> dict[str, float]:
+        """Scalars of a dispatch's first step, on the host; and the length of later dispatches, from its time."""
+        now = time.perf_counter()
+        seconds, self.measured = now - self.measured, now
+        scalars: dict[str, float] = {}
+        if d.due.window is not None and d.due.window.updates:
+            scalars["loss/train"] = float(d.due.window.loss / d.due.window.updates)
+            scalars["optimizer/clipped"] = float(d.due.window.clipped / d.due.window.updates)
+        if d.due.evaluation is not None:
+            scalars |= evaluation_scalars(d.due.evaluation)
+        if d.due.probe is not None:
+            scalars["probe/tokens"] = float(d.due.probe.tokens)
+        bad = [tag for tag, value in scalars.items() if not math.isfinite(value)]
+        if bad:
+            raise Diverged(f"{bad[0]} is no longer finite at step {d.step}")
+        if d.updates:
+            wanted = int(DISPATCH_SECONDS * d.updates / seconds)
+            self.dispatch_updates = min(max(wanted, 1), 4 * self.dispatch_updates)
+        if d.due.window is not None:
+            scalars["time/seconds"] = now - self.started
+            scalars["time/ms_per_update"] = 1e3 * seconds / max(d.updates, 1)
+        return scalars

@@ -1,0 +1,62 @@
+"""Reading runs back, finished or still running."""
+
+import json
+from pathlib import Path
+
+import xarray as xr
+
+from tied_lm.config import Config, build_run
+from tied_lm.folder import CONFIG, read_metrics
+from tied_lm.journal import PROBE, ROWS
+
+CONTENT = ("text_train", "text_heldout")
+
+
+class Run:
+    """What one run has written down so far."""
+
+    def __init__(self, folder: Path):
+        if not (folder / CONFIG).exists():
+            raise FileNotFoundError(f"{folder} is no run: it has no {CONFIG}")
+        self.folder = folder
+
+    @property
+    def config(self) -> Config:
+        """The resolved config."""
+        values = json.loads((self.folder / CONFIG).read_text())
+        return build_run({name: value for name, value in values.items() if name not in CONTENT})
+
+    def scalars(self, tag: str) -> dict[int, float]:
+        """Values by step.
+
+        Raises:
+            KeyError: there is no such tag; the message lists those there are.
+        """
+        lines = read_metrics(self.folder)
+        values = {line["step"]: line[tag] for line in lines if tag in line}
+        if not values:
+            tags = sorted({name for line in lines for name in line} - {"step"})
+            raise KeyError(f"{tag!r} is not among the tags {', '.join(tags)}")
+        return values
+
+    @property
+    def rows(self) -> xr.Dataset:
+        """Row statistics of single batches, over `step` and `token`."""
+        return xr.open_zarr(self.folder / ROWS)
+
+    @property
+    def probe(self) -> xr.Dataset:
+        """Row statistics over the probe, over `step` and `token`."""
+        return xr.open_zarr(self.folder / PROBE)
+
+
+def open_run(path: str | Path) -> Run:
+    """Open the folder of one run.
+
+    Args:
+        path: DIR/<arm>/seed<k> of a comparison, or the folder of a single run.
+
+    Raises:
+        FileNotFoundError: there is no run.
+    """
+    return Run(Path(path))

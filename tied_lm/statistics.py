@@ -1,0 +1,27 @@
+"""Paired comparison over seeds."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+
+def interval(values: Sequence[float]) -> list[float] | None:
+    """The 95% t interval of the mean, [low, high]; None for fewer than two values."""
+    if len(values) < 2:
+        return None
+    half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values))
+    mean = float(np.mean(values))
+    return [mean - float(half), mean + float(half)]
+
+
+def summarize(values: Sequence[float]) -> dict[str, Any]:
+    """Mean, interval and the values themselves, one for each seed."""
+    return {"mean": float(np.mean(values)), "ci95": interval(values), "per_seed": [float(v) for v in values]}
+
+
+def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> dict[str, Any]:
+    """Values less baseline, seed by seed: what the seeds share (data, initial values) cancels."""
+    return summarize([a - b for a, b in zip(values, baseline, strict=True)])

@@ -1,0 +1,220 @@
+"""State, step, and the programs that run on the device."""
+
+import functools
+from typing import Any, NamedTuple
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Int, PyTree
+
+from tied_lm import optimizer
+from tied_lm.bodies import BODIES
+from tied_lm.config import Config, choose
+from tied_lm.embedding import SCHEMES, UntiedEmbedding, VocabularyModel, count_parameters
+from tied_lm.gradients import (
+    Backward,
+    RowStats,
+    Tables,
+    backward,
+    counts,
+    stats_of_tables,
+    sum_rule_residual,
+    tables,
+)
+from tied_lm.loss import negative_log_likelihood
+from tied_lm.streams import STREAMS, Batch, Stream, named_key
+
+
+class Window(NamedTuple):
+    """Sums over the updates since the last record of the training loss."""
+
+    loss: Float[Array, ""]
+    clipped: Int[Array, ""]
+    updates: Int[Array, ""]
+
+
+@flax.struct.dataclass
+class TrainState:
+    step: Int[Array, ""]
+    params: PyTree
+    opt_state: PyTree
+    window: Window
+
+
+class Records(NamedTuple):
+    """What the updates at the recorded steps saw and did, one entry for each slot (S)."""
+
+    stats: RowStats  # fields (S, V)
+    updates: dict[str, Float[Array, "S V"]]  # L2 norms of the rows of the applied updates, by vocabulary parameter
+    residual: Float[Array, "S"]
+
+
+class Evaluation(NamedTuple):
+    """Sums for each held-out batch (M), by band of the target (G)."""
+
+    nll: Float[Array, "M G"]
+    tokens: Int[Array, "M G"]
+    excess: Float[Array, "M"] | None  # log p_true - log p_model
+
+
+class Probe(NamedTuple):
+    stats: RowStats  # of the tables summed over all tokens of the probe
+    tokens: Int[Array, ""]
+
+
+def build_model(config: Config) -> VocabularyModel:
+    """The model that a config names."""
+    scheme = choose(SCHEMES, "model.tying", config.model.tying)
+    body = choose(BODIES, "model.body", config.model.body)()
+    options = {"same_start": config.model.same_start} if scheme is UntiedEmbedding else {}
+    return scheme(config.data.vocab_size, config.model.features, body, **options)
+
+
+def build_stream(config: Config) -> Stream:
+    """The token stream that a config names."""
+    return choose(STREAMS, "data.source", config.data.source).build(config.data, config.seed)
+
+
+def heldout_batch(stream: Stream, index: Int[Array, ""], tokens: int) -> Batch:
+    """A held-out batch of which the mask leaves the first `tokens` target tokens of all batches."""
+    batch = stream.heldout(index)
+    position = index * batch.mask.size + jnp.arange(batch.mask.size).reshape(batch.mask.shape)
+    return batch._replace(mask=batch.mask & (position < tokens))
+
+
+class Trainer:
+    """The compiled programs of one arm. They serve every seed, so each is compiled once."""
+
+    def __init__(self, config: Config, frequency_bands: Int[np.ndarray, "V"]):
+        self.config = config
+        self.model = build_model(config)
+        self.optimizer = optimizer.build(config.optimizer, config.train.steps, self.model.vocabulary)
+        self.bands = jnp.asarray(frequency_bands)
+        self.band_count = int(frequency_bands.max()) + 1
+        # Records held on the device in one dispatch: few for large vocabularies, to bound their memory.
+        self.slots = max(1, min(16, 2**20 // config.data.vocab_size))
+
+    @functools.partial(jax.jit, static_argnames="self")
+    def init(self, seed: int) -> TrainState:
+        """The state after 0 updates. Its values depend on the seed and the model alone."""
+        ids = jnp.zeros((1, 1), jnp.int32)
+        params = self.model.init(named_key(seed, "init"), ids)["params"]
+        return TrainState(jnp.zeros((), jnp.int32), params, self.optimizer.init(params), self._empty_window())
+
+    @staticmethod
+    def _empty_window() -> Window:
+        return Window(jnp.zeros(()), jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
+
+    @functools.partial(jax.jit, static_argnames="self", donate_argnames="state")
+    def advance(
+        self,
+        state: TrainState,
+        stream: Stream,
+        updates: Int[Array, ""],
+        record_at: Int[Array, "S"],
+        new_window: bool,
+    ) -> tuple[TrainState, Records]:
+        """Do some updates in one dispatch; their number is traced, so that no number recompiles.
+
+        Args:
+            record_at: steps whose update is recorded, one for each slot; -1 leaves a slot empty.
+            new_window: whether the window starts afresh.
+
+        The record is made beside the update and never changes it: a run has the same bits with and without.
+        """
+        empty = self._empty_window()
+        state = state.replace(window=jax.tree.map(lambda a, b: jnp.where(new_window, a, b), empty, state.window))
+        shape = (self.slots, self.config.data.vocab_size)
+        row_fields = {
+            name: jnp.zeros(shape, jnp.int32 if "count" in name else jnp.float32) for name in RowStats._fields
+        }
+        row_updates = {name: jnp.zeros(shape) for name in self.model.vocabulary}
+        records = Records(RowStats(**row_fields), row_updates, jnp.zeros(self.slots))
+
+        def one(_: int, carry: tuple[TrainState, Records]) -> tuple[TrainState, Records]:
+            state, records = carry
+            batch = stream.batch(state.step)
+            b = backward(self.model, state.params, batch.inputs, batch.targets, mask=batch.mask, train=True)
+            changes, opt_state = self.optimizer.update(b.gradients, state.opt_state, state.params)
+
+            def record(records: Records) -> Records:
+                slot = jnp.argmax(record_at == state.step)
+                new = Records(
+                    stats_of_tables(tables(b), *counts(b)),
+                    {name: jnp.linalg.norm(changes[name], axis=-1) for name in self.model.vocabulary},
+                    sum_rule_residual(self.model, b),
+                )
+                return jax.tree.map(lambda all_, one_: all_.at[slot].set(one_), records, new)
+
+            records = jax.lax.cond(jnp.any(record_at == state.step), record, lambda r: r, records)
+            window = Window(
+                state.window.loss + b.loss,
+                state.window.clipped + self._is_clipped(b),
+                state.window.updates + 1,
+            )
+            params = optax.apply_updates(state.params, changes)
+            return TrainState(state.step + 1, params, opt_state, window), records
+
+        return jax.lax.fori_loop(0, updates, one, (state, records))
+
+    def _is_clipped(self, b: Backward) -> Int[Array, ""]:
+        limit = self.config.optimizer.clip_norm
+        if not limit:
+            return jnp.zeros((), jnp.int32)
+        return (optax.tree.norm(b.gradients) > limit).astype(jnp.int32)
+
+    def _batches(self, tokens: int) -> int:
+        return -(-tokens // (self.config.data.batch_size * self.config.data.length))
+
+    @functools.partial(jax.jit, static_argnames=("self", "tokens"))
+    def evaluate(self, params: PyTree, stream: Stream, tokens: int) -> Evaluation:
+        """Held-out loss over the first `tokens` held-out tokens."""
+
+        def one(index: Int[Array, ""]) -> Evaluation:
+            batch = heldout_batch(stream, index, tokens)
+            h, scoring_VxD = self.model.apply({"params": params}, batch.inputs, method="hidden")
+            targets_N, mask_N = batch.targets.reshape(-1), batch.mask.reshape(-1)
+            nll_N = negative_log_likelihood(h.reshape(-1, h.shape[-1]), scoring_VxD, targets_N)
+            band_N = self.bands[targets_N]
+            zeros = jnp.zeros(self.band_count)
+            true_logp = stream.log_likelihood(batch.inputs, batch.targets)
+            return Evaluation(
+                zeros.at[band_N].add(nll_N * mask_N),
+                zeros.astype(jnp.int32).at[band_N].add(mask_N.astype(jnp.int32)),
+                None if true_logp is None else jnp.sum((true_logp.reshape(-1) + nll_N) * mask_N),
+            )
+
+        return jax.lax.map(one, jnp.arange(self._batches(tokens)))
+
+    @functools.partial(jax.jit, static_argnames=("self", "tokens"))
+    def probe(self, params: PyTree, stream: Stream, tokens: int) -> Probe:
+        """Row statistics of the gradient of the mean loss over the first `tokens` held-out tokens."""
+
+        def one(index: Int[Array, ""], carry: tuple[Any, ...]) -> tuple[Any, ...]:
+            batch = heldout_batch(stream, index, tokens)
+            b = backward(self.model, params, batch.inputs, batch.targets, mask=batch.mask)
+            weight = batch.mask.sum() / tokens
+            sums = jax.tree.map(lambda total, new: total + weight * new, carry[0], tables(b))
+            in_count, out_count = counts(b)
+            return sums, carry[1] + in_count, carry[2] + out_count
+
+        shape = (self.config.data.vocab_size, self.config.model.features)
+        none_V = jnp.zeros(shape[0], jnp.int32)
+        start = (Tables(*(jnp.zeros(shape) for _ in Tables._fields)), none_V, none_V)
+        sums, in_count, out_count = jax.lax.fori_loop(0, self._batches(tokens), one, start)
+        return Probe(stats_of_tables(sums, in_count, out_count), out_count.sum())
+
+    def account(self) -> dict[str, int]:
+        """Numbers of parameters, and the bytes of the parameters and of the optimizer's state."""
+        state = jax.eval_shape(self.init, 0)
+
+        def size(tree: PyTree) -> int:
+            return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+        return count_parameters(self.model) | {
+            "parameter_bytes": size(state.params),
+            "optimizer_bytes": size(state.opt_state),
+        }
