@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
@@ -29,25 +30,40 @@ def _digest(state: TrainState) -> str:
     return sha.hexdigest()
 
 
+def _reason(error: Exception) -> str:
+    """An error in one short line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def _needs_attention(record: logging.LogRecord) -> bool:
+    """Orbax tells of each save at length, and warns of each without a metric: not for the user, unlike what is left."""
+    if "/orbax/" not in record.pathname:
+        return True
+    return record.levelno >= logging.WARNING and "did not provide metrics" not in record.getMessage()
+
+
 class Checkpoints:
     """The checkpoints of one run: the newest `keep`, and the one with the lowest held-out loss."""
 
     def __init__(self, folder: Path, keep: int):
-        # Orbax tells of each save at length; only what needs attention should reach the user.
-        logging.getLogger("absl").addFilter(lambda r: r.levelno >= logging.WARNING or "/orbax/" not in r.pathname)
+        logging.getLogger("absl").addFilter(_needs_attention)
         self.folder = folder.absolute()
         best = policies.BestN(
             get_metric_fn=lambda metrics: metrics[METRIC], reverse=True, n=1, keep_checkpoints_without_metrics=False
         )
-        self.manager = ocp.CheckpointManager(
-            self.folder,
-            options=ocp.CheckpointManagerOptions(
-                preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), best]),
-                best_fn=lambda metrics: metrics[METRIC],
-                best_mode="min",
-                cleanup_tmp_directories=True,
-            ),
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), best]),
+            best_fn=lambda metrics: metrics[METRIC],
+            best_mode="min",
+            cleanup_tmp_directories=True,
         )
+        try:
+            self.manager = ocp.CheckpointManager(self.folder, options=options)
+        except ValueError as error:  # of JSON or UTF-8: Orbax reads the metrics of every checkpoint
+            raise Damaged(
+                f"a checkpoint in {self.folder} has unreadable metrics ({_reason(error)}); "
+                "remove the run's folder to start again"
+            ) from error
 
     def save(self, state: TrainState, config: dict[str, Any], loss: float | None) -> None:
         """Start to save; the values are copied, so the state may be donated as soon as this returns.
@@ -88,12 +104,12 @@ class Checkpoints:
             )
             state, about = found["state"], found["about"]
         except Exception as error:  # Orbax raises bare exceptions for truncated files
-            reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-            raise Damaged(f"the checkpoint {place} is damaged ({reason}); {remedy}") from error
+            raise Damaged(f"the checkpoint {place} is damaged ({_reason(error)}); {remedy}") from error
         types = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(state)]
         if types != [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(like)] or _digest(state) != about["sha256"]:
             raise Damaged(f"the checkpoint {place} is damaged (its values are not those that were saved); {remedy}")
-        return state
+        # As a new state is: not committed to a device, or each program would be compiled for it once more.
+        return jax.tree.map(jnp.asarray, jax.device_get(state))
 
     def close(self) -> None:
         """Wait for saves under way; an error in one is raised here."""

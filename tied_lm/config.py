@@ -141,6 +141,7 @@ class Config:
 class Comparison:
     """Arms by name, each with its config at the first seed, and how many seeds each is run with."""
 
+    base: Config  # before the overrides of the arms
     arms: dict[str, Config]
     baseline: str
     seeds: int
@@ -209,7 +210,7 @@ def _parse(text: str, old: Any, field: str) -> Any:
         return text
     if isinstance(old, (tuple, list)):
         items = [item.strip() for item in text.strip("()[]").split(",") if item.strip()]
-        return tuple(int(item) if item.lstrip("-").isdigit() else item.strip("'\"") for item in items)
+        return tuple(int(item) if item.removeprefix("-").isdecimal() else item.strip("'\"") for item in items)
     try:
         number = float(text.replace("_", ""))
     except ValueError:
@@ -251,7 +252,7 @@ def build_comparison(values: Mapping[str, Any]) -> Comparison:
     Raises:
         ConfigError: unknown field, wrong type, impossible value, or an arm that cannot be built.
     """
-    build_run(values)
+    base = build_run(values)
     compare = values.get("compare")
     if not isinstance(compare, Mapping):
         raise ConfigError("compare", compare, "a group with arms, baseline, seeds")
@@ -278,7 +279,7 @@ def build_comparison(values: Mapping[str, Any]) -> Comparison:
     last = max(config.seed for config in arms.values()) + seeds - 1
     if last >= 2**32:
         raise ConfigError("seed", last - seeds + 1, f"at most 2**32 - {seeds}, so that compare.seeds = {seeds} fit")
-    return Comparison(arms, compare["baseline"], seeds)
+    return Comparison(base, arms, compare["baseline"], seeds)
 
 
 def to_dict(config: Config) -> dict[str, Any]:

@@ -30,8 +30,8 @@ def check(folder: Path, values: Mapping[str, Any], ignore: tuple[str, ...] = ())
     path = folder / CONFIG
     if path.exists():
         try:
-            old = json.loads(path.read_text())
-        except ValueError:
+            old = dict(json.loads(path.read_text()))
+        except (OSError, TypeError, ValueError):
             raise ConfigError("workdir", str(folder), f"a folder whose {CONFIG} can be read") from None
         differences = [d for d in differing_fields(old, values) if d.split(":")[0] not in ignore]
         if differences:

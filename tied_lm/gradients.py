@@ -11,7 +11,7 @@ Loss = mean over the N tokens that are not masked of -log softmax(logits_t)[y_t]
 Sums go into the table first and norms are taken after, since norms do not add.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -86,7 +86,11 @@ def backward(
     """Loss and gradients, and beside them the intermediate values that the split is made of."""
 
     def hidden(params: PyTree, offset: Array) -> tuple[Array, Array]:
-        return model.apply({"params": params}, inputs, offset=offset, train=train, rngs=rngs, method="hidden")
+        variables = {"params": params}
+        return cast(
+            tuple[Array, Array],
+            model.apply(variables, inputs, offset=offset, train=train, rngs=rngs, method="hidden"),
+        )
 
     (h, scoring_VxD), pullback = jax.vjp(hidden, params, jnp.zeros((*inputs.shape, model.features)))
     h_NxD, targets_N = h.reshape(-1, h.shape[-1]), targets.reshape(-1)
@@ -132,7 +136,7 @@ def stats_of_tables(t: Tables, input_count: Int[Array, "V"], target_count: Int[A
     lookup, scoring = norm(t.lookup), norm(scoring_VxD)
     # Dividing twice, since the product of two tiny norms is 0 in float32.
     dot = jnp.sum(t.lookup / jnp.where(lookup > 0, lookup, 1)[:, None] * scoring_VxD, axis=-1)
-    cosine = jnp.clip(dot / jnp.where(scoring > 0, scoring, 1), -1, 1)
+    cosine = jnp.where((lookup > 0) & (scoring > 0), jnp.clip(dot / jnp.where(scoring > 0, scoring, 1), -1, 1), 0)
     pull, push, total = norm(t.own - t.data), norm(t.expected - t.own), norm(t.lookup + scoring_VxD)
     return RowStats(lookup, scoring, pull, push, total, cosine, input_count, target_count)
 

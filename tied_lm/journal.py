@@ -14,6 +14,7 @@ from tied_lm.board import Board
 from tied_lm.folder import METRICS, read_metrics
 from tied_lm.gradients import PARTS, RowStats
 from tied_lm.rowlog import RowLog
+from tied_lm.train import Records
 
 ROWS = "rows.zarr"
 PROBE = "probe.zarr"
@@ -38,7 +39,7 @@ class Journal:
     ):
         self.tied = len(vocabulary) == 1
         self.bands = bands
-        self.update_fields = {name: "update" if self.tied else f"update_{name}" for name in vocabulary}
+        self.suffixes = {name: "" if self.tied else f"_{name}" for name in vocabulary}
         self.tracked = _tracked(frequencies, config["log"]["tokens"])
 
         kept = [line for line in read_metrics(folder) if line["step"] < first_step]
@@ -49,9 +50,11 @@ class Journal:
         self.lines: list[str] = []
 
         stats = {name: self._attributes(name) for name in RowStats._fields}
-        updates = {name: {"units": "parameter"} for name in self.update_fields.values()}
+        parameters = [field + suffix for suffix in self.suffixes.values() for field in ("update", "weight")]
         constants = {"frequency": frequencies, "band": bands}
-        self.rows = RowLog(folder / ROWS, stats | updates, constants, first_step)
+        self.rows = RowLog(
+            folder / ROWS, stats | {name: {"units": "parameter"} for name in parameters}, constants, first_step
+        )
         self.probe = RowLog(folder / PROBE, stats, constants, first_step)
 
         self.board = Board(folder, first_step)
@@ -80,19 +83,19 @@ class Journal:
         self,
         step: int,
         scalars: Mapping[str, float],
-        record: tuple[RowStats, Mapping[str, Float[np.ndarray, "V"]]] | None = None,
+        record: Records | None = None,
         probe: RowStats | None = None,
     ) -> None:
         """Write down all there is of one step; each step is written once, in order.
 
         Args:
             scalars: values by tag.
-            record: row statistics of the batch, and row norms of the applied update by vocabulary parameter.
+            record: of this step's batch and update (one slot).
             probe: row statistics over the probe.
         """
         scalars = dict(scalars)
         if record is not None:
-            stats, updates = record
+            stats = record.stats
             scalars |= bands_.split_scalars(stats, self.bands, self.tied)
             for part in PARTS:
                 hypothetical = "hypothetical/" if part == "total" and not self.tied else ""
@@ -101,7 +104,10 @@ class Journal:
                 self.board.row_histogram(step, f"{hypothetical}rows/{part}", norms_V)
                 for name, token in self.tracked.items():
                     scalars[f"{hypothetical}token/{name}/{part}"] = float(norms_V[token])
-            self.rows.append(step, stats._asdict() | {self.update_fields[k]: v for k, v in updates.items()})
+            rows = stats._asdict()
+            for name, suffix in self.suffixes.items():
+                rows |= {"update" + suffix: record.updates[name], "weight" + suffix: record.weights[name]}
+            self.rows.append(step, rows)
         if probe is not None:
             scalars |= {
                 f"probe/{tag}": value for tag, value in bands_.split_scalars(probe, self.bands, self.tied).items()

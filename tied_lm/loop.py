@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 from tied_lm import bands, folder
 from tied_lm.checkpoint import METRIC, Checkpoints
 from tied_lm.config import Config, to_dict
-from tied_lm.gradients import RowStats
 from tied_lm.journal import Journal
 from tied_lm.schedule import Schedule
 from tied_lm.streams import Stream
@@ -29,7 +29,7 @@ class Interrupted(Exception):
 
 
 class Diverged(RuntimeError):
-    """The loss is no longer finite."""
+    """A loss, a gradient or a parameter is no longer finite."""
 
 
 class Due(NamedTuple):
@@ -81,7 +81,7 @@ def train_run(
         progress: called with the number of updates done since the last call, those of earlier processes included.
 
     Raises:
-        Diverged: the loss is not finite.
+        Diverged: a loss, a gradient or a parameter is not finite.
         Damaged: the newest checkpoint cannot be used.
         ConfigError: the folder belongs to another config.
     """
@@ -97,6 +97,10 @@ def train_run(
         _Loop(trainer, config, stream, place, checkpoints, progress).run(stop)
     finally:
         checkpoints.close()
+
+
+def _is_finite(tree: PyTree) -> bool:
+    return all(bool(np.isfinite(np.asarray(leaf)).all()) for leaf in jax.tree.leaves(tree))
 
 
 class _Loop:
@@ -118,7 +122,7 @@ class _Loop:
         fresh = trainer.init(np.uint32(config.seed))
         self.state = checkpoints.restore(fresh) or fresh
         self.step = int(self.state.step)
-        self.saved_step = self.step if self.step else None
+        self.saved_step = self.step  # step 0 needs no saving: it depends on the seed alone
         self.journal = Journal(
             place,
             self.step,
@@ -176,10 +180,10 @@ class _Loop:
         return Due(window, evaluation, probe)
 
     def _checkpoint(self, due: Due) -> None:
-        if not math.isfinite(float(self.state.window.loss)):
-            raise Diverged(f"the training loss is no longer finite at step {self.step}")
-        self.journal.flush()
         loss = None if due.evaluation is None else evaluation_scalars(due.evaluation)[METRIC]
+        if not _is_finite((self.state, loss)):
+            raise Diverged(f"the training state is no longer finite at step {self.step}")
+        self.journal.flush()
         self.checkpoints.save(self.state, self.values, loss)
         self.saved_step = self.step
 
@@ -211,13 +215,14 @@ class _Loop:
             step_scalars = dict(scalars) if at_start else {}
             record = None
             if step in d.record_at:
-                slot = d.record_at.index(step)
-                step_scalars["split/residual"] = float(d.records.residual[slot])
-                updates = {name: norms[slot] for name, norms in d.records.updates.items()}
-                record = RowStats(*(field[slot] for field in d.records.stats)), updates
+                record = d.records.slot(d.record_at.index(step))
+                step_scalars["split/residual"] = float(record.residual)
             probe = d.due.probe.stats if at_start and d.due.probe is not None else None
+            if not _is_finite((record, probe)):
+                raise Diverged(f"the gradients or updates are no longer finite at step {step}")
             self.journal.write(step, step_scalars, record, probe)
-        self.progress(d.updates)
+        if d.updates:
+            self.progress(d.updates)
         if time.perf_counter() - self.flushed > FLUSH_SECONDS and d.updates:
             self.journal.flush()
             self.flushed = time.perf_counter()

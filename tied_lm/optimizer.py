@@ -11,7 +11,7 @@ def learning_rate(optimizer: config.Optimizer, steps: int) -> optax.Schedule:
     """Rate of each update, counted from 0. The warm-up starts above 0, so that no update is empty."""
     peak, warmup = optimizer.learning_rate, optimizer.warmup_steps
     if optimizer.schedule == "cosine":
-        return optax.warmup_cosine_decay_schedule(peak / (warmup + 1), peak, warmup, decay_steps=steps)
+        return optax.warmup_cosine_decay_schedule(peak / (warmup + 1), peak, warmup, decay_steps=max(steps, warmup + 1))
     rising = optax.linear_schedule(peak / (warmup + 1), peak, warmup) if warmup else optax.constant_schedule(peak)
     if optimizer.schedule == "constant":
         return rising

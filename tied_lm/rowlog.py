@@ -17,8 +17,8 @@ TOKENS_IN_CHUNK = 4096
 class RowLog:
     """Arrays (step, token), one for each field, and the coordinates `step` and `token`.
 
-    Records are written in blocks. The group's metadata, which hold the shapes, are replaced last and in one go, so
-    that a reader never sees arrays of different lengths.
+    Records are written in blocks. The group's metadata, which hold the shapes, are replaced in one go, once the records
+    are there, so that a reader never sees arrays of different lengths.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class RowLog:
         self.arrays["step"] = steps  # last, here and in every resize
         length = min([self._length(), *(array.shape[0] for array in self.arrays.values())])
         kept = np.asarray(steps[:length].read().result())
-        self._resize(int(np.searchsorted(kept, first_step)))
+        self._cut(int(np.searchsorted(kept, first_step)))
 
     def _open(
         self, name: str, dimensions: tuple[str, ...], shape: tuple[int, ...], kind: str, attributes: dict[str, Any]
@@ -81,16 +81,18 @@ class RowLog:
             else 0
         )
 
-    def _resize(self, length: int) -> None:
-        """Cut off what lies past `length` records, and publish."""
+    def _cut(self, length: int) -> None:
+        """Cut off what lies past `length` records. A reader must not see them go, so this is published first."""
+        self.length = length
+        self._publish()
         for name, array in self.arrays.items():
             bounds = [length] if name == "step" else [length, None]
             self.arrays[name] = array.resize(exclusive_max=bounds).result()
-        self.length = length
-        self._publish()
 
     def _publish(self) -> None:
         metadata = {path.parent.name: json.loads(path.read_text()) for path in sorted(self.folder.glob("*/zarr.json"))}
+        for name in self.arrays:
+            metadata[name]["shape"][0] = self.length
         group = {
             "zarr_format": 3,
             "node_type": "group",

@@ -26,17 +26,23 @@ class Run:
         values = json.loads((self.folder / CONFIG).read_text())
         return build_run({name: value for name, value in values.items() if name not in CONTENT})
 
+    def last(self) -> dict[str, float]:
+        """Values by tag at the newest step."""
+        return read_metrics(self.folder)[-1]
+
+    def tags(self) -> set[str]:
+        """Names of all scalars so far."""
+        return {name for line in read_metrics(self.folder) for name in line} - {"step"}
+
     def scalars(self, tag: str) -> dict[int, float]:
         """Values by step.
 
         Raises:
             KeyError: there is no such tag; the message lists those there are.
         """
-        lines = read_metrics(self.folder)
-        values = {line["step"]: line[tag] for line in lines if tag in line}
+        values = {line["step"]: line[tag] for line in read_metrics(self.folder) if tag in line}
         if not values:
-            tags = sorted({name for line in lines for name in line} - {"step"})
-            raise KeyError(f"{tag!r} is not among the tags {', '.join(tags)}")
+            raise KeyError(f"{tag!r} is not among the tags {', '.join(sorted(self.tags()))}")
         return values
 
     @property

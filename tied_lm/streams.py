@@ -1,5 +1,6 @@
 """Where tokens come from. A stream is a pure function: a batch depends on the seed and the step alone."""
 
+import dataclasses
 import hashlib
 import math
 from typing import Any, ClassVar, NamedTuple
@@ -45,7 +46,7 @@ class ToyStream:
     length: int = flax.struct.field(pytree_node=False)
     vocab_size: int = flax.struct.field(pytree_node=False)
     exponent: float = flax.struct.field(pytree_node=False)
-    heldout_tokens: float = math.inf  # as many as are asked for
+    heldout_tokens: ClassVar[float] = math.inf  # as many as are asked for
 
     KAPPA: ClassVar[float] = 3.0
 
@@ -67,6 +68,10 @@ class ToyStream:
             vocab_size=data.vocab_size,
             exponent=data.zipf_exponent,
         )
+
+    def with_seed(self, seed: int) -> "ToyStream":
+        """The same tokens in the order of another seed."""
+        return dataclasses.replace(self, key=named_key(seed, "batches"))
 
     def _class_sizes(self) -> Int[np.ndarray, "K"]:
         """Tokens in each class; when K does not divide V, the first classes hold one more."""
@@ -171,6 +176,10 @@ class TextStream:
             length=data.length,
             vocab_size=data.vocab_size,
         )
+
+    def with_seed(self, seed: int) -> "TextStream":
+        """The same text in the order of another seed."""
+        return dataclasses.replace(self, key=named_key(seed, "batches"))
 
     @property
     def heldout_tokens(self) -> int:

@@ -1,7 +1,8 @@
 """State, step, and the programs that run on the device."""
 
+import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import flax.struct
 import jax
@@ -49,7 +50,12 @@ class Records(NamedTuple):
 
     stats: RowStats  # fields (S, V)
     updates: dict[str, Float[Array, "S V"]]  # L2 norms of the rows of the applied updates, by vocabulary parameter
+    weights: dict[str, Float[Array, "S V"]]  # and of the rows themselves, before the update
     residual: Float[Array, "S"]
+
+    def slot(self, index: int) -> "Records":
+        """The record in one slot; its fields lack the leading axis."""
+        return jax.tree.map(lambda slots: slots[index], self)
 
 
 class Evaluation(NamedTuple):
@@ -69,8 +75,9 @@ def build_model(config: Config) -> VocabularyModel:
     """The model that a config names."""
     scheme = choose(SCHEMES, "model.tying", config.model.tying)
     body = choose(BODIES, "model.body", config.model.body)()
-    options = {"same_start": config.model.same_start} if scheme is UntiedEmbedding else {}
-    return scheme(config.data.vocab_size, config.model.features, body, **options)
+    if scheme is UntiedEmbedding:
+        return UntiedEmbedding(config.data.vocab_size, config.model.features, body, config.model.same_start)
+    return scheme(config.data.vocab_size, config.model.features, body)
 
 
 def build_stream(config: Config) -> Stream:
@@ -126,13 +133,15 @@ class Trainer:
         The record is made beside the update and never changes it: a run has the same bits with and without.
         """
         empty = self._empty_window()
-        state = state.replace(window=jax.tree.map(lambda a, b: jnp.where(new_window, a, b), empty, state.window))
+        state = dataclasses.replace(
+            state, window=jax.tree.map(lambda a, b: jnp.where(new_window, a, b), empty, state.window)
+        )
         shape = (self.slots, self.config.data.vocab_size)
         row_fields = {
             name: jnp.zeros(shape, jnp.int32 if "count" in name else jnp.float32) for name in RowStats._fields
         }
-        row_updates = {name: jnp.zeros(shape) for name in self.model.vocabulary}
-        records = Records(RowStats(**row_fields), row_updates, jnp.zeros(self.slots))
+        by_parameter = {name: jnp.zeros(shape) for name in self.model.vocabulary}
+        records = Records(RowStats(**row_fields), by_parameter, by_parameter, jnp.zeros(self.slots))
 
         def one(_: int, carry: tuple[TrainState, Records]) -> tuple[TrainState, Records]:
             state, records = carry
@@ -145,6 +154,7 @@ class Trainer:
                 new = Records(
                     stats_of_tables(tables(b), *counts(b)),
                     {name: jnp.linalg.norm(changes[name], axis=-1) for name in self.model.vocabulary},
+                    {name: jnp.linalg.norm(state.params[name], axis=-1) for name in self.model.vocabulary},
                     sum_rule_residual(self.model, b),
                 )
                 return jax.tree.map(lambda all_, one_: all_.at[slot].set(one_), records, new)
@@ -175,7 +185,9 @@ class Trainer:
 
         def one(index: Int[Array, ""]) -> Evaluation:
             batch = heldout_batch(stream, index, tokens)
-            h, scoring_VxD = self.model.apply({"params": params}, batch.inputs, method="hidden")
+            h, scoring_VxD = cast(
+                tuple[Array, Array], self.model.apply({"params": params}, batch.inputs, method="hidden")
+            )
             targets_N, mask_N = batch.targets.reshape(-1), batch.mask.reshape(-1)
             nll_N = negative_log_likelihood(h.reshape(-1, h.shape[-1]), scoring_VxD, targets_N)
             band_N = self.bands[targets_N]

@@ -1,0 +1,73 @@
+"""A progress bar over all updates of all runs, with the time that is left."""
+
+import sys
+import time
+from collections.abc import Callable
+
+from tqdm import tqdm
+
+
+def clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes}:{seconds:02d}"
+
+
+class Progress:
+    """The time left is that of the updates, at the pace seen so far, and that of each run's start.
+
+    The start of an arm's first run compiles its programs, so it is counted apart from the pace of the updates.
+    """
+
+    def __init__(self, runs: list[tuple[str, int]]):
+        """
+        Args:
+            runs: arm and number of updates of each run, in their order.
+        """
+        self.left = list(runs)
+        self.starts: dict[str, float] = {}  # arm -> seconds of its newest start
+        self.seconds, self.updates = 0.0, 0
+        self.begun = time.perf_counter()
+        self.count = len(runs)
+        self.terminal = sys.stderr.isatty()
+        self.bar = tqdm(
+            total=sum(updates for _, updates in runs),
+            disable=not self.terminal,
+            bar_format="{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} updates{postfix}",
+            leave=False,
+        )
+
+    def start_run(self, arm: str, seed: int) -> Callable[[int], None]:
+        """The function to call with each number of updates done; its first call tells what earlier processes did."""
+        self.bar.set_description_str(f"{arm} seed {seed}")
+        _, total = self.left.pop(0)
+        done, calls, last = 0, 0, time.perf_counter()
+
+        def report(updates: int) -> None:
+            nonlocal done, calls, last
+            now = time.perf_counter()
+            done, calls = done + updates, calls + 1
+            if calls == 2:
+                self.starts[arm] = now - last
+            elif calls > 2:
+                self.seconds, self.updates = self.seconds + now - last, self.updates + updates
+            if calls > 1:
+                last = now
+            self.bar.update(updates)
+            self.bar.set_postfix_str(self._left(total - done))
+            if done == total and not self.terminal:
+                finished = self.count - len(self.left)
+                left = self._left(0) if self.left else f"in {clock(now - self.begun)}"
+                print(f"{arm} seed {seed}: run {finished} of {self.count} done, {left}", file=sys.stderr, flush=True)
+
+        return report
+
+    def _left(self, updates: int) -> str:
+        if not self.updates:
+            return "compiling"
+        coming = updates + sum(n for _, n in self.left)
+        first_start = max(self.starts.values(), default=0.0)
+        starts = sum(self.starts.get(arm, first_start) for arm, _ in self.left)
+        return f"about {clock(coming * self.seconds / self.updates + starts)} left"
+
+    def close(self) -> None:
+        self.bar.close()

@@ -1,0 +1,50 @@
+"""Train one model, once."""
+
+import sys
+import threading
+from pathlib import Path
+
+from experiments.command import parse, run
+
+
+def main(arguments: list[str], stop: threading.Event) -> None:
+    command = parse("Train one model, as one run of a comparison.", arguments)
+
+    from experiments.progress import Progress
+    from tied_lm import folder, open_run
+    from tied_lm.comparison import Arm
+    from tied_lm.config import build_run, digest
+    from tied_lm.loop import run_values, train_run
+    from tied_lm.train import build_stream
+
+    config = build_run(command.values)
+    arm = Arm.of(config, build_stream(config))
+    values = run_values(config, arm.stream)
+    place = command.workdir or Path("runs") / f"{command.name}-{digest(values)}"
+    folder.check(place, values)
+    if folder.is_finished(place, config.train.steps):
+        print(f"{place} is complete; nothing was changed.", file=sys.stderr)
+    else:
+        print(f"1 run in {place}, at most {arm.disk_bytes() / 1e6:.0f} MB there", file=sys.stderr)
+        with folder.locked(place):
+            progress = Progress([(config.model.tying, config.train.steps)])
+            try:
+                report = progress.start_run(config.model.tying, config.seed)
+                train_run(arm.trainer, config, arm.stream, place, stop, report)
+            finally:
+                progress.close()
+    last = open_run(place).last()
+    print(f"{config.model.tying}, {arm.trainer.account()['total']:,} parameters, after {config.train.steps:,} updates:")
+    for tag, words in {
+        "loss/eval": "held-out loss, nats a token",
+        "loss/excess": "above the best possible loss",
+        "probe/split/share": "lookup's share of the squared gradient (probe)",
+        "probe/split/cosine": "cosine of lookup and scoring (probe)",
+    }.items():
+        if tag in last:
+            print(f"  {last[tag]:8.4f}  {words}")
+    print(f"TensorBoard: tensorboard --logdir {place}")
+
+
+if __name__ == "__main__":
+    run(main)

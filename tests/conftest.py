@@ -1,0 +1,30 @@
+"""The default config as fixtures."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from configs import toy
+from tied_lm.config import Config, build_run, override
+
+
+@pytest.fixture
+def values() -> dict[str, Any]:
+    """Nested plain values of the default config."""
+    return toy.get_config().to_dict()
+
+
+@pytest.fixture
+def make_config(values: dict[str, Any]) -> Callable[..., Config]:
+    """Build a run's config from the default one and overrides such as "data.vocab_size=8"."""
+
+    def make(*overrides: str) -> Config:
+        changed = copy.deepcopy(values)
+        for item in overrides:
+            field, _, text = item.partition("=")
+            override(changed, field, text)
+        return build_run(changed)
+
+    return make

@@ -1,0 +1,332 @@
+"""What a config may hold, and the one line that says so when it may not."""
+
+import dataclasses
+import math
+
+import pytest
+
+from configs import text, toy, toy_directed
+from tied_lm.config import (
+    Config,
+    ConfigError,
+    build_comparison,
+    build_run,
+    choose,
+    differing_fields,
+    digest,
+    flatten,
+    override,
+    to_dict,
+)
+
+
+def put(values, field, value):
+    *groups, name = field.split(".")
+    for group in groups:
+        values = values[group]
+    values[name] = value
+
+
+def refusal(build, *args):
+    """The message of the error, which must be one line."""
+    with pytest.raises(ConfigError) as error:
+        build(*args)
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+def said(field, value, allowed):
+    return f"{field} = {value!r} is not possible; allowed: {allowed}"
+
+
+@pytest.mark.parametrize("module", [toy, toy_directed, text])
+def test_the_configs_build(module):
+    values = module.get_config().to_dict()
+    config = build_run(values)
+    assert isinstance(config, Config)
+    comparison = build_comparison(values)
+    assert list(comparison.arms) == ["tied", "untied"]
+    assert {arm: c.model.tying for arm, c in comparison.arms.items()} == {"tied": "tied", "untied": "untied"}
+    assert dataclasses.replace(comparison.arms["untied"], model=config.model) == config
+
+
+def test_the_config_is_frozen(values):
+    config = build_run(values)
+    for part, field in ((config, "seed"), (config.model, "features")):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(part, field, 1)
+
+
+SEED = "0 to 2**32 - 1"
+OUT_OF_RANGE = [
+    ("seed", SEED, [-1, 2**32]),
+    ("model.features", "at least 1", [0, -3]),
+    ("data.seed", SEED, [-1, 2**32]),
+    ("data.vocab_size", "at least 2", [1, 0]),
+    ("data.batch_size", "at least 1", [0]),
+    ("data.length", "at least 1", [0]),
+    ("data.eval_tokens", "at least 1", [0]),
+    ("data.reversibility", "0 to 1", [-0.01, 1.01]),
+    ("data.classes", "at least 1", [0]),
+    ("data.zipf_exponent", "0 or more", [-0.1]),
+    ("data.heldout_fraction", "between 0 and 1, both excluded", [0.0, 1.0]),
+    ("optimizer.learning_rate", "above 0", [0.0, -1.0]),
+    ("optimizer.warmup_steps", "at least 0", [-1]),
+    ("optimizer.decay_steps", "at least 0", [-1]),
+    ("optimizer.beta1", "0 or more, below 1", [-0.1, 1.0]),
+    ("optimizer.beta2", "0 or more, below 1", [-0.1, 1.0]),
+    ("optimizer.weight_decay", "0 or more", [-0.1]),
+    ("optimizer.vocab_weight_decay", "0 or more", [-0.1]),
+    ("optimizer.clip_norm", "0 or more", [-0.1]),
+    ("train.steps", "at least 1", [0, -1]),
+    ("train.eval_every", "at least 1", [0]),
+    ("log.scalars_every", "at least 1", [0]),
+    ("log.rows_every", "at least 1", [0]),
+    ("log.probe_tokens", "at least 1", [0]),
+    ("checkpoint.every", "at least 1", [0]),
+    ("checkpoint.keep", "at least 1", [0]),
+    ("optimizer.name", "adam | adamw | sgd | momentum", ["rmsprop", ""]),
+    ("optimizer.schedule", "constant | cosine | wsd", ["linear"]),
+]
+
+
+@pytest.mark.parametrize(("field", "allowed", "bad"), OUT_OF_RANGE, ids=[field for field, *_ in OUT_OF_RANGE])
+def test_values_out_of_range_are_refused(values, field, allowed, bad):
+    for value in bad:
+        put(values, field, value)
+        assert refusal(build_run, values) == said(field, value, allowed)
+
+
+def test_every_number_has_a_range_in_this_file(values):
+    numbers = {name for name, value in flatten(values).items() if type(value) in (int, float)}
+    assert numbers - {field for field, *_ in OUT_OF_RANGE} == {"compare.seeds"}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("seed", 2**32 - 1),
+        ("data.vocab_size", 2),
+        ("model.features", 1),
+        ("data.reversibility", 0),
+        ("data.reversibility", 1.0),
+        ("data.zipf_exponent", 0.0),
+        ("optimizer.beta1", 0.0),
+        ("optimizer.warmup_steps", 1000),
+        ("log.tokens", (0, 255)),
+        ("data.paths", ["a", "b"]),
+    ],
+)
+def test_values_on_the_edge_are_possible(values, field, value):
+    put(values, field, value)
+    assert flatten(dataclasses.asdict(build_run(values)))[field] == (tuple(value) if type(value) is list else value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "allowed"),
+    [
+        ("seed", 0.0, "int, " + SEED),
+        ("train.steps", True, "int, at least 1"),
+        ("train.steps", "10", "int, at least 1"),
+        ("optimizer.learning_rate", "0.1", "float, above 0"),
+        ("optimizer.learning_rate", True, "float, above 0"),
+        ("optimizer.learning_rate", math.inf, "a finite number, above 0"),
+        ("data.reversibility", math.nan, "a finite number, 0 to 1"),
+        ("model.same_start", 1, "bool"),
+        ("model.tying", 3, "str"),
+        ("log.tokens", 3, "a list of int"),
+        ("data.paths", "a.txt", "a list of str"),
+        ("model", 3, "a group of fields"),
+    ],
+)
+def test_wrong_types_are_refused(values, field, value, allowed):
+    put(values, field, value)
+    assert refusal(build_run, values) == said(field, value, allowed)
+
+
+def test_wrong_types_in_a_list_are_refused(values):
+    values["log"]["tokens"] = (1, 2.5)
+    assert refusal(build_run, values) == said("log.tokens", 2.5, "int")
+
+
+def test_unknown_and_missing_fields_are_named(values):
+    values["train"]["epochs"] = 3
+    assert refusal(build_run, values) == said("train.epochs", 3, "no such field; the fields are steps, eval_every")
+    del values["train"]["epochs"], values["train"]["steps"]
+    assert refusal(build_run, values) == (
+        "train.steps = nothing is not possible; allowed: a value; the config lacks this field"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"log.tokens": (256,)}, said("log.tokens", 256, "ids from 0 to data.vocab_size - 1 = 255")),
+        ({"log.tokens": (-1,)}, said("log.tokens", -1, "ids from 0 to data.vocab_size - 1 = 255")),
+        ({"optimizer.weight_decay": 0.1}, said("optimizer.weight_decay", 0.1, "0, unless optimizer.name = 'adamw'")),
+        (
+            {"optimizer.name": "sgd", "optimizer.vocab_weight_decay": 0.1},
+            said("optimizer.vocab_weight_decay", 0.1, "0, unless optimizer.name = 'adamw'"),
+        ),
+        ({"optimizer.decay_steps": 5}, said("optimizer.decay_steps", 5, "0, unless optimizer.schedule = 'wsd'")),
+        ({"model.same_start": True}, said("model.same_start", True, "False, unless model.tying = 'untied'")),
+    ],
+)
+def test_fields_that_do_not_go_together_are_refused(values, fields, message):
+    for field, value in fields.items():
+        put(values, field, value)
+    assert refusal(build_run, values) == message
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "wsd"])
+def test_a_schedule_that_outlasts_the_run_is_refused(values, schedule):
+    values["optimizer"] |= {"schedule": schedule, "warmup_steps": 900, "decay_steps": 100 if schedule == "wsd" else 0}
+    build_run(values)
+    values["optimizer"]["warmup_steps"] = 1001
+    message = refusal(build_run, values)
+    assert message.startswith("optimizer.warmup_steps")
+    assert message.endswith("at most train.steps = 1000")
+    values["optimizer"] |= {"schedule": "constant", "decay_steps": 0}
+    build_run(values)
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "value"),
+    [
+        ("train.steps", "3e2", 300),
+        ("train.steps", "3.0", 3),
+        ("train.steps", "1_000", 1000),
+        ("train.steps", "12", 12),
+        ("seed", "4294967295", 2**32 - 1),
+        ("optimizer.learning_rate", "1e-3", 0.001),
+        ("optimizer.learning_rate", "1", 1.0),
+        ("model.same_start", "true", True),
+        ("model.same_start", "False", False),
+        ("model.tying", "untied", "untied"),
+        ("log.tokens", "1,2", (1, 2)),
+        ("log.tokens", "(1, 2)", (1, 2)),
+        ("log.tokens", "[-1]", (-1,)),
+        ("log.tokens", "", ()),
+        ("data.paths", "a b.txt,~/c/*.md", ("a b.txt", "~/c/*.md")),
+        ("data.paths", "('a.txt',)", ("a.txt",)),
+    ],
+)
+def test_overrides_take_the_type_of_the_field(values, field, text, value):
+    override(values, field, text)
+    found = flatten(values)[field]
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_large_whole_numbers_are_read_exactly(values):
+    override(values, "seed", str(2**53 + 1))
+    assert values["seed"] == 2**53 + 1
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "message"),
+    [
+        ("train.steps", "3.5", said("train.steps", "3.5", "a whole number")),
+        ("train.steps", "many", said("train.steps", "many", "a whole number")),
+        ("train.steps", "inf", said("train.steps", "inf", "a whole number")),
+        ("optimizer.beta1", "high", said("optimizer.beta1", "high", "a number")),
+        ("model.same_start", "yes", said("model.same_start", "yes", "true | false")),
+        ("train.epochs", "3", said("train.epochs", "3", "no such field; the fields are eval_every, steps")),
+        ("seed.x", "3", "seed = '3' is not possible; allowed: no such group; there are "),
+        ("modle.tying", "tied", "modle = 'tied' is not possible; allowed: no such group; there are "),
+        ("train", "3", said("train", "3", "a field of this group: train.eval_every, train.steps")),
+        ("compare.arms.a.b", "3", "compare.arms.a = '3' is not possible; allowed: no such group; there are "),
+    ],
+)
+def test_bad_overrides_are_refused(values, field, text, message):
+    before = flatten(values)
+    assert refusal(override, values, field, text).startswith(message)
+    assert flatten(values) == before
+
+
+@pytest.mark.parametrize("text", ["--3", "²", "1.5", "a"])
+def test_ids_that_are_no_whole_numbers_are_refused(values, text):
+    override(values, "log.tokens", text)
+    assert refusal(build_run, values) == said("log.tokens", text, "int")
+
+
+def test_a_new_arm(values):
+    override(values, "compare.arms.wide", "model.tying=tied model.features=64 optimizer.learning_rate=1e-2")
+    comparison = build_comparison(values)
+    assert list(comparison.arms) == ["tied", "untied", "wide"]
+    wide = comparison.arms["wide"]
+    assert (wide.model.features, wide.optimizer.learning_rate) == (64, 0.01)
+    assert comparison.base == build_run(values)
+    assert comparison.arms["tied"].model.features == 32  # the arms do not touch each other
+
+
+@pytest.mark.parametrize(
+    ("arm", "overrides", "message"),
+    [
+        ("x", "model.tying", "compare.arms.x = 'model.tying' is not possible; allowed: field=value, several"),
+        ("x", "compare.seeds=3", "compare.arms.x = 'compare.seeds=3' is not possible; allowed: field=value, several"),
+        ("x", "model.tyin=tied", "model.tyin = 'tied' is not possible; allowed: no such field; the fields are "),
+        ("x", "data.vocab_size=1", said("data.vocab_size", 1, "at least 2")),
+        ("a/b", "", said("compare.arms", "a/b", "names of letters, digits, - and _")),
+        ("", "", said("compare.arms", "", "names of letters, digits, - and _")),
+    ],
+)
+def test_arms_that_cannot_be_built_are_refused(values, arm, overrides, message):
+    values["compare"]["arms"][arm] = overrides
+    assert refusal(build_comparison, values).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"baseline": "nobody"}, said("compare.baseline", "nobody", "tied | untied")),
+        ({"seeds": 0}, said("compare.seeds", 0, "at least 1")),
+        ({"arms": {}}, said("compare.arms", (), "at least two arms")),
+        ({"arms": {"tied": ""}}, said("compare.arms", ("tied",), "at least two arms")),
+        ({"seedz": 1}, said("compare.seedz", 1, "no such field; the fields are arms, baseline, seeds")),
+    ],
+)
+def test_comparisons_that_make_no_sense_are_refused(values, fields, message):
+    values["compare"] |= fields
+    assert refusal(build_comparison, values) == message
+
+
+def test_all_seeds_must_fit(values):
+    values["seed"] = 2**32 - 5
+    assert build_comparison(values).runs()[-1][1].seed == 2**32 - 1
+    values["seed"] += 1
+    assert refusal(build_comparison, values).startswith(
+        f"seed = {2**32 - 4} is not possible; allowed: at most 2**32 - 5"
+    )
+
+
+def test_runs_come_in_pairs_seed_by_seed(values):
+    values["compare"]["seeds"], values["seed"] = 2, 7
+    runs = build_comparison(values).runs()
+    assert [(arm, config.seed) for arm, config in runs] == [("tied", 7), ("untied", 7), ("tied", 8), ("untied", 8)]
+    assert all(config.model.tying == arm for arm, config in runs)
+
+
+def test_registries_say_what_there_is():
+    assert choose({"a": 1, "b": 2}, "model.body", "b") == 2
+    assert refusal(choose, {"a": 1, "b": 2}, "model.body", "c") == said("model.body", "c", "a | b")
+
+
+def test_differing_fields_name_what_changed(values):
+    old = to_dict(build_run(values))
+    values["model"]["features"], values["log"]["tokens"], values["seed"] = 64, (1,), 3
+    new = to_dict(build_run(values))
+    assert differing_fields(old, old) == []
+    assert differing_fields(old, new) == ["log.tokens: [] -> [1]", "model.features: 32 -> 64", "seed: 0 -> 3"]
+    assert differing_fields({"a": {"b": 1}}, {"a": {"c": 1}}) == ["a.b: 1 -> None", "a.c: None -> 1"]
+
+
+def test_a_config_survives_json(values):
+    config = build_run(values)
+    assert build_run(to_dict(config)) == config
+
+
+def test_digest_depends_on_the_values_alone():
+    assert digest({"a": 1, "b": {"c": [2]}}) == digest({"b": {"c": (2,)}, "a": 1}) == "d8bd289c"
+    assert digest({"a": 1, "b": {"c": [3]}}) != digest({"a": 1, "b": {"c": [2]}})

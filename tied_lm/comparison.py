@@ -1,0 +1,200 @@
+"""All runs of a comparison in one folder, and their summary."""
+
+import dataclasses
+import json
+import threading
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tied_lm import bands, folder
+from tied_lm.checkpoint import METRIC
+from tied_lm.config import Comparison, Config, ConfigError, Data, flatten, to_dict
+from tied_lm.loop import train_run
+from tied_lm.runs import Run, open_run
+from tied_lm.schedule import Schedule
+from tied_lm.statistics import paired_difference, summarize
+from tied_lm.streams import Stream
+from tied_lm.train import Trainer, build_model, build_stream
+
+SUMMARY = "summary.json"
+LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "numpy")
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """What all runs of an arm share."""
+
+    config: Config
+    stream: Stream
+    trainer: Trainer
+
+    @classmethod
+    def of(cls, config: Config, stream: Stream) -> "Arm":
+        return cls(config, stream, Trainer(config, bands.bands_of(stream.frequencies)))
+
+    def disk_bytes(self) -> int:
+        """What one run takes at most, before compression."""
+        schedule, account = Schedule.of(self.config), self.trainer.account()
+        fields = 8 + 2 * len(self.trainer.model.vocabulary)
+        rows = (len(schedule.rows) * fields + len(schedule.probes) * 8) * self.config.data.vocab_size * 4
+        saved = min(len(schedule.checkpoints), self.config.checkpoint.keep + 1)
+        return rows + saved * (account["parameter_bytes"] + account["optimizer_bytes"])
+
+
+def build_arms(comparison: Comparison) -> dict[str, Arm]:
+    """Everything that the runs need, so that a mistake shows before anything is written.
+
+    Raises:
+        ConfigError: a field names nothing that exists, or the tokens cannot be had.
+    """
+    build_model(comparison.base)  # even where every arm overrides it, a mistake in it is one
+    streams: dict[Data, Stream] = {}
+    arms = {}
+    for name, config in comparison.arms.items():
+        if config.data not in streams:
+            streams[config.data] = build_stream(config)
+        arms[name] = Arm.of(config, streams[config.data].with_seed(config.seed))
+    return arms
+
+
+def resolved_values(values: Mapping[str, Any], comparison: Comparison, arms: Mapping[str, Arm]) -> dict[str, Any]:
+    """What the comparison's config.json holds."""
+    base = to_dict(comparison.base)
+    compare = {
+        "arms": {name: str(text) for name, text in values["compare"]["arms"].items()},
+        "baseline": comparison.baseline,
+        "seeds": comparison.seeds,
+    }
+    return base | {"compare": compare} | arms[comparison.baseline].stream.content
+
+
+def run_folder(place: Path, arm: str, config: Config) -> Path:
+    return place / arm / f"seed{config.seed}"
+
+
+def check_folder(place: Path, values: dict[str, Any]) -> None:
+    """Refuse a folder of another comparison, or one with more seeds than are asked for.
+
+    Raises:
+        ConfigError: the fields that differ are named.
+    """
+    folder.check(place, values, ignore=("compare.seeds",))
+    path = place / folder.CONFIG
+    there = json.loads(path.read_text())["compare"]["seeds"] if path.exists() else 0
+    if values["compare"]["seeds"] < there:
+        raise ConfigError(
+            "compare.seeds", values["compare"]["seeds"], f"at least {there}, which the folder was made with"
+        )
+
+
+def read_summary(place: Path) -> dict[str, Any]:
+    return json.loads((place / SUMMARY).read_text())
+
+
+def is_complete(place: Path, comparison: Comparison) -> bool:
+    """Whether every run is finished and summarised."""
+    return (
+        (place / SUMMARY).exists()
+        and len(read_summary(place)["seeds"]) == comparison.seeds
+        and all(folder.is_finished(run_folder(place, arm, c), c.train.steps) for arm, c in comparison.runs())
+    )
+
+
+def train_all(
+    comparison: Comparison,
+    arms: Mapping[str, Arm],
+    place: Path,
+    stop: threading.Event,
+    start: Callable[[str, int], Callable[[int], None]],
+) -> None:
+    """Train every run that is not finished.
+
+    Args:
+        start: called with the arm and the seed of each run; returns the run's `progress` (see `train_run`).
+    """
+    for name, config in comparison.runs():
+        arm = arms[name]
+        stream = arm.stream.with_seed(config.seed)
+        train_run(arm.trainer, config, stream, run_folder(place, name, config), stop, start(name, config.seed))
+
+
+def _clipped(run: Run) -> float:
+    """Share of all updates that were clipped; each record speaks of the updates since the one before."""
+    shares = run.scalars("optimizer/clipped")
+    lengths = np.diff([0, *shares])
+    return float(np.sum(lengths * np.array(list(shares.values()))) / run.config.train.steps)
+
+
+def _bands(arm: Arm, runs: list[Run]) -> dict[str, Any]:
+    """By band: rows, their share of the tokens, loss, and for a tied model the lookup's share and cosine."""
+    tied = len(arm.trainer.model.vocabulary) == 1
+    of_row, frequencies = np.asarray(arm.trainer.bands), arm.stream.frequencies
+    last = [run.last() for run in runs]
+    found: dict[str, Any] = {}
+    for band in np.unique(of_row):
+        name, rows = bands.NAMES[band], of_row == band
+        found[name] = {"rows": int(rows.sum()), "frequency": float(frequencies[rows].sum())}
+        tags = {"loss": f"band/{name}/loss"}
+        if tied:
+            tags |= {key: f"probe/band/{name}/{key}" for key in ("share", "cosine")}
+        for key, tag in tags.items():
+            # A rare band may have no token in the held-out sample, and then has no loss.
+            found[name][key] = summarize([line[tag] for line in last]) if tag in last[0] else None
+    return found
+
+
+def summarize_comparison(comparison: Comparison, arms: Mapping[str, Arm], place: Path) -> dict[str, Any]:
+    """The content of summary.json. Losses are held-out, in nats a token, at the last step."""
+    baseline = arms[comparison.baseline]
+    summary: dict[str, Any] = {"entropy": baseline.stream.entropy, "arms": {}}
+    for name, arm in arms.items():
+        runs = [open_run(run_folder(place, name, c)) for other, c in comparison.runs() if other == name]
+        tied = len(arm.trainer.model.vocabulary) == 1
+        account = arm.trainer.account()
+        excess = None
+        if arm.stream.entropy is not None:
+            excess = summarize([run.last()["loss/excess"] for run in runs])
+        split = None
+        if tied:
+            split = {key: summarize([run.last()[f"probe/split/{key}"] for run in runs]) for key in ("share", "cosine")}
+        summary["arms"][name] = {
+            "parameters": account["total"],
+            "account": account,
+            "tied": tied,
+            "body": arm.config.model.body,
+            "eval_loss": summarize([run.last()[METRIC] for run in runs]),
+            "excess": excess,
+            "clipped": float(np.mean([_clipped(run) for run in runs])),
+            "split": split,
+            "bands": _bands(arm, runs),
+            "optimizer": dataclasses.asdict(arm.config.optimizer),
+            "steps": arm.config.train.steps,
+        }
+    losses = {name: arm["eval_loss"]["per_seed"] for name, arm in summary["arms"].items()}
+    differences = {
+        name: {"eval_loss": paired_difference(values, losses[comparison.baseline])}
+        for name, values in losses.items()
+        if name != comparison.baseline
+    }
+    (only,) = differences.values() if len(differences) == 1 else (None,)
+    first = baseline.config
+    return summary | {
+        "baseline": comparison.baseline,
+        "differences": differences,
+        "difference": only and only["eval_loss"],
+        "seeds": [first.seed + k for k in range(comparison.seeds)],
+        "eval_tokens": int(min(first.data.eval_tokens, baseline.stream.heldout_tokens)),
+        "probe_tokens": int(min(first.log.probe_tokens, baseline.stream.heldout_tokens)),
+        "arms_differ_in": _differing(arms),
+        "versions": {library: version(library) for library in LIBRARIES},
+    }
+
+
+def _differing(arms: Mapping[str, Arm]) -> list[str]:
+    """Config fields in which the arms differ."""
+    flat = [flatten(to_dict(arm.config)) for arm in arms.values()]
+    return [field for field in flat[0] if len({json.dumps(f[field]) for f in flat}) > 1]

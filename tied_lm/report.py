@@ -1,0 +1,217 @@
+"""The summary as pictures: one self-contained HTML file."""
+
+import html
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from tied_lm.bands import NAMES
+from tied_lm.gradients import PARTS
+from tied_lm.runs import Run, open_run
+from tied_lm.statistics import interval
+from tied_lm.verdict import accounts, arm_table, conclusions
+
+REPORT = "report.html"
+# Okabe and Ito's colours, which stay apart for colour-blind readers.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .25rem .8rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; }
+.wide { overflow-x: auto; } svg { max-width: 100%; height: auto; } p.note { color: #555; font-size: .9rem; }
+"""
+
+
+def _svg(figure: Figure) -> str:
+    buffer = io.StringIO()
+    # A fixed salt, so that one summary always gives one file.
+    with mpl.rc_context({"svg.hashsalt": "tied_lm"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]
+
+
+def _figure(columns: int, height: float = 3.6) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(10, height), layout="constrained")
+    axes = list(figure.subplots(1, columns, squeeze=False)[0])
+    for ax in axes:
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.grid(color="#eee")
+        ax.set_axisbelow(True)
+    return figure, axes
+
+
+def _curve(ax: Axes, x: Float[np.ndarray, "T"], values: Float[np.ndarray, "seeds T"], color: str, label: str) -> None:
+    """The mean over seeds, and its 95% t interval as a band."""
+    ax.plot(x, values.mean(axis=0), color=color, label=label, lw=1.5)
+    bounds = [interval(column.tolist()) for column in values.T]
+    if bounds[0] is not None:
+        low, high = np.array(bounds, float).T
+        ax.fill_between(x, low, high, color=color, alpha=0.2, lw=0)
+
+
+def _scalars(runs: list[Run], tag: str) -> tuple[Float[np.ndarray, "T"], Float[np.ndarray, "seeds T"]]:
+    found = [run.scalars(tag) for run in runs]
+    return np.array(list(found[0])), np.array([list(values.values()) for values in found])
+
+
+def _log_steps(ax: Axes) -> None:
+    ax.set_xscale("symlog", linthresh=1)
+    ax.set_xlim(left=0)
+    ax.set_xlabel("updates")
+
+
+def _losses(runs: Mapping[str, list[Run]], entropy: float | None) -> Figure:
+    figure, axes = _figure(1 if entropy is None else 2)
+    for color, (name, arm_runs) in zip(COLORS, runs.items(), strict=False):
+        _curve(axes[0], *_scalars(arm_runs, "loss/eval"), color, name)
+        if entropy is not None:
+            _curve(axes[1], *_scalars(arm_runs, "loss/excess"), color, name)
+    axes[0].set(xlabel="updates", ylabel="held-out loss, nats a token")
+    axes[0].legend(frameon=False)
+    if entropy is not None:
+        axes[0].axhline(entropy, color="#888", ls="--", lw=1)
+        axes[0].annotate("entropy", (0.02, entropy), xycoords=("axes fraction", "data"), va="top", color="#555")
+        axes[1].set(xlabel="updates", ylabel="above the entropy, nats a token", yscale="log")
+    return figure
+
+
+def _norms_by_rank(runs: Mapping[str, list[Run]], summary: Mapping[str, Any]) -> Figure:
+    figure, axes = _figure(len(runs), 4)
+    for ax, (name, arm_runs) in zip(axes, runs.items(), strict=True):
+        last = [run.probe.isel(step=-1) for run in arm_runs]
+        frequency = last[0]["frequency"].values
+        order = np.argsort(-frequency, kind="stable")
+        rank = np.arange(1, order.size + 1)
+        parts = PARTS if summary["arms"][name]["tied"] else PARTS[:-1]
+        for color, part in zip(COLORS, parts, strict=False):
+            mean_V = np.mean([data[part].values for data in last], axis=0)[order]
+            present = mean_V > 0
+            ax.plot(rank[present], mean_V[present], ".", ms=3, color=color, label=part, rasterized=order.size > 2000)
+        ax.set(xscale="log", yscale="log", title=name, xlabel="rank by frequency", ylabel="row norm, nats / parameter")
+        ax.legend(frameon=False, markerscale=3)
+    low = min(ax.get_ylim()[0] for ax in axes)
+    high = max(ax.get_ylim()[1] for ax in axes)
+    for ax in axes:
+        ax.set_ylim(low, high)
+    return figure
+
+
+def _share_by_band(summary: Mapping[str, Any], tied: list[str]) -> Figure:
+    figure, axes = _figure(2)
+    names = [name for name in NAMES if name in summary["arms"][tied[0]]["bands"]]
+    for ax, key in zip(axes, ("share", "cosine"), strict=True):
+        for i, (color, arm) in enumerate(zip(COLORS, tied, strict=False)):
+            x = np.arange(len(names)) + 0.12 * (i - (len(tied) - 1) / 2)
+            values = [summary["arms"][arm]["bands"][band][key] for band in names]
+            mean = np.array([v["mean"] for v in values])
+            errors = None
+            if values[0]["ci95"] is not None:
+                low, high = np.array([v["ci95"] for v in values]).T
+                errors = np.array([mean - low, high - mean])
+            ax.errorbar(x, mean, errors, fmt="o", color=color, label=arm, capsize=3)
+        ax.set_xticks(range(len(names)), names)
+        ax.set(xlabel="band (0: most frequent rows)", ylabel=f"lookup's {key}" if key == "share" else key)
+    axes[0].set_ylim(0, 1)
+    axes[1].set_ylim(-1, 1)
+    axes[1].axhline(0, color="#888", lw=1)
+    axes[0].legend(frameon=False)
+    return figure
+
+
+def _share_over_time(runs: Mapping[str, list[Run]], tied: list[str]) -> Figure:
+    figure, axes = _figure(2)
+    for ax, key in zip(axes, ("share", "cosine"), strict=True):
+        for color, arm in zip(COLORS, tied, strict=False):
+            _curve(ax, *_scalars(runs[arm], f"probe/split/{key}"), color, arm)
+        ax.set(ylabel=f"lookup's {key}, whole table" if key == "share" else "cosine, whole table")
+        _log_steps(ax)
+    axes[0].set_ylim(0, 1)
+    axes[1].set_ylim(-1, 1)
+    axes[1].axhline(0, color="#888", lw=1)
+    axes[0].legend(frameon=False)
+    return figure
+
+
+def _relative_updates(runs: Mapping[str, list[Run]]) -> Figure:
+    figure, (ax,) = _figure(1)
+    colors = iter(COLORS)
+    for name, arm_runs in runs.items():
+        data = [run.rows for run in arm_runs]
+        for field in sorted(f for f in map(str, data[0]) if f.startswith("update")):
+            weight = field.replace("update", "weight")
+            ratio = [np.median(d[field].values / np.maximum(d[weight].values, 1e-30), axis=1) for d in data]
+            label = f"{name}: {field.removeprefix('update_').replace('update', 'embedding')}"
+            _curve(ax, data[0]["step"].values, np.array(ratio), next(colors, "#888"), label)
+    ax.set(yscale="log", ylabel="|update| / |row|, median over rows")
+    _log_steps(ax)
+    ax.legend(frameon=False)
+    return figure
+
+
+def _html_table(rows: list[list[str]]) -> str:
+    head, *body = [[html.escape(cell) for cell in row] for row in rows]
+    lines = ["<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in body]
+    return f"<table><tr>{''.join(f'<th>{cell}</th>' for cell in head)}</tr>{''.join(lines)}</table>"
+
+
+def write_report(place: Path, summary: Mapping[str, Any]) -> None:
+    """Write report.html into the folder of a finished comparison."""
+    runs = {name: [open_run(place / name / f"seed{seed}") for seed in summary["seeds"]] for name in summary["arms"]}
+    tied = [name for name, arm in summary["arms"].items() if arm["tied"]]
+    probe = f"Over a probe of N = {summary['probe_tokens']:,} held-out tokens"
+    sections = [
+        (
+            "Held-out loss",
+            f"Mean over {len(summary['seeds'])} seeds; the shade is the 95% t interval of the mean.",
+            _losses(runs, summary["entropy"]),
+        ),
+        (
+            "What each use asks of each row",
+            f"{probe}, at the last step: L2 norm of each row's part of the gradient, mean over seeds. Rows whose part "
+            "is zero are left out. In an untied model lookup and scoring belong to two matrices, so there is no total.",
+            _norms_by_rank(runs, summary),
+        ),
+    ]
+    if tied:
+        sections += [
+            (
+                "The lookup against the scoring, by band",
+                f"{probe}, at the last step. Share is |lookup|² / (|lookup|² + |scoring|²) over the rows of the band; "
+                "with a negative cosine the two uses pull against each other. Bars: 95% t interval over seeds.",
+                _share_by_band(summary, tied),
+            ),
+            ("The lookup against the scoring, over training", f"{probe}.", _share_over_time(runs, tied)),
+        ]
+    sections.append(
+        (
+            "How far an update moves a row",
+            "Size of the applied update relative to the row's own norm: of the rows, this alone can be compared "
+            "between tied and untied models.",
+            _relative_updates(runs),
+        )
+    )
+    title = " against ".join(summary["arms"])
+    parts = [
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}</title><style>{STYLE}</style>",
+        f"<h1>{html.escape(title)}</h1>",
+        *(f"<p>{html.escape(sentence)}</p>" for sentence in conclusions(summary)),
+        f"<div class=wide>{_html_table(arm_table(summary))}</div>",
+        "<p class=note>Losses in nats a token, held out, at the last step; in brackets the 95% t interval.<br>",
+        "<br>".join(html.escape(line) for line in accounts(summary)) + "</p>",
+    ]
+    parts += [f"<h2>{html.escape(h)}</h2>{_svg(f)}<p class=note>{html.escape(note)}</p>" for h, note, f in sections]
+    versions = ", ".join(f"{name} {number}" for name, number in summary["versions"].items())
+    parts.append(f"<p class=note>{html.escape(versions)}</p></html>\n")
+    new = place / (REPORT + ".new")
+    new.write_text("\n".join(parts))
+    new.replace(place / REPORT)

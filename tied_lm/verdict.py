@@ -1,0 +1,149 @@
+"""A summary in words and as a table, for the terminal."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def _with_interval(values: Mapping[str, Any], sign: str = "", digits: int = 4) -> str:
+    """`mean [low, high]`, or the mean alone where there is no interval."""
+    text = f"{values['mean']:{sign}.{digits}f}"
+    if values["ci95"] is None:
+        return text
+    low, high = values["ci95"]
+    return f"{text} [{low:{sign}.{digits}f}, {high:{sign}.{digits}f}]"
+
+
+def table(rows: list[list[str]]) -> str:
+    """Columns of equal width, the first aligned left and the others right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    return "\n".join("  " + line.rstrip() for line in lines)
+
+
+def _bytes(count: int) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.3g} {unit}"
+        count = count / 1024  # type: ignore[assignment]
+    return f"{count:.3g} GiB"
+
+
+def _conclusion(summary: Mapping[str, Any], name: str) -> str:
+    """One sentence that a person can act on, about one arm against the baseline."""
+    baseline = summary["baseline"]
+    arm, base = summary["arms"][name], summary["arms"][baseline]
+    difference = summary["differences"][name]["eval_loss"]
+    spared = base["parameters"] - arm["parameters"]
+    share = abs(spared) / base["parameters"]
+    size = "the same number of parameters"
+    if spared:
+        size = f"{abs(spared):,} parameters {'fewer' if spared > 0 else 'more'} ({share:.0%})"
+    shown = f"{_with_interval(difference, '+')} nats a token"
+    if difference["ci95"] is None:
+        return (
+            f"{name} - {baseline} = {shown} with {size}, from one seed: there is no interval, so this does not say "
+            "which is better. Run more seeds (--config.compare.seeds=5)."
+        )
+    low, high = difference["ci95"]
+    if low <= 0 <= high:
+        return (
+            f"{name} and {baseline} cannot be told apart here: {name} - {baseline} = {shown}, an interval that "
+            f"includes zero. {name} has {size}" + (", so prefer it if size matters." if spared > 0 else ".")
+        )
+    better = "better" if high < 0 else "worse"
+    return f"{name} is {better} than {baseline} here: {name} - {baseline} = {shown}, with {size}."
+
+
+def _against_entropy(summary: Mapping[str, Any]) -> str | None:
+    """How far each arm ends above the best possible loss."""
+    if summary["entropy"] is None:
+        return None
+    ends = [f"{name} ends {arm['excess']['mean']:.4f} nats above it" for name, arm in summary["arms"].items()]
+    return f"The best possible loss is the entropy, {summary['entropy']:.4f} nats: {', '.join(ends)}."
+
+
+def _conditions(summary: Mapping[str, Any]) -> str:
+    """What it all holds for."""
+    optimizers = {
+        f"{o['name']}, {o['schedule']} learning rate up to {o['learning_rate']:g}, {arm['steps']:,} updates"
+        for arm in summary["arms"].values()
+        for o in [arm["optimizer"]]
+    }
+    seeds = summary["seeds"]
+    count = f"{len(seeds)} seeds" if len(seeds) > 1 else "1 seed"
+    return (
+        f"It holds for {' / '.join(sorted(optimizers))}; {count}, {summary['eval_tokens']:,} held-out tokens at the "
+        f"last step. The arms differ in {', '.join(summary['arms_differ_in']) or 'nothing'}. Other rates may rank "
+        "the arms otherwise."
+    )
+
+
+def _band_table(summary: Mapping[str, Any], name: str) -> str:
+    """The lookup's share and cosine by band, from the probe."""
+    arm = summary["arms"][name]
+    rows = [["band", "rows", "of tokens", "loss", "lookup share", "cosine"]]
+    for band, values in arm["bands"].items():
+        loss = "-" if values["loss"] is None else f"{values['loss']['mean']:.4f}"
+        cells = [_with_interval(values[key], digits=3) for key in ("share", "cosine")]
+        rows.append([band, str(values["rows"]), f"{values['frequency']:.1%}", loss, *cells])
+    whole = [_with_interval(arm["split"][key], digits=3) for key in ("share", "cosine")]
+    rows.append(
+        ["all", str(sum(b["rows"] for b in arm["bands"].values())), "100.0%", f"{arm['eval_loss']['mean']:.4f}", *whole]
+    )
+    return (
+        f"What the lookup asks of the rows of {name}, against the scoring (probe of N = {summary['probe_tokens']:,} "
+        "held-out tokens at the last step;\n  band 0 holds the most frequent rows; share = |lookup|^2 / (|lookup|^2 + "
+        "|scoring|^2)):\n" + table(rows)
+    )
+
+
+def conclusions(summary: Mapping[str, Any]) -> list[str]:
+    """The sentences of the verdict: each arm against the baseline, the entropy, the conditions."""
+    sentences = [_conclusion(summary, name) for name in summary["differences"]]
+    return [*sentences, *filter(None, [_against_entropy(summary)]), _conditions(summary)]
+
+
+def arm_table(summary: Mapping[str, Any]) -> list[list[str]]:
+    """One row for each arm: parameters, loss, excess, difference."""
+    rows = [["arm", "parameters", "held-out loss", "excess", f"less {summary['baseline']}"]]
+    for name, arm in summary["arms"].items():
+        difference = summary["differences"].get(name)
+        rows.append(
+            [
+                name,
+                f"{arm['parameters']:,}",
+                _with_interval(arm["eval_loss"]),
+                "-" if arm["excess"] is None else _with_interval(arm["excess"]),
+                "-" if difference is None else _with_interval(difference["eval_loss"], "+"),
+            ]
+        )
+    return rows
+
+
+def accounts(summary: Mapping[str, Any]) -> list[str]:
+    """For each arm, what its parameters are, the memory they take, and how often clipping acted."""
+    lines = []
+    for name, arm in summary["arms"].items():
+        account = arm["account"]
+        parts = [
+            f"{account['vocabulary']:,} in the vocabulary"
+            + (f" ({account['saved']:,} saved)" if account["saved"] else ""),
+            f"{account['body']:,} in the body",
+            f"{_bytes(account['parameter_bytes'])} and {_bytes(account['optimizer_bytes'])} of optimizer state",
+            f"{arm['clipped']:.0%} of the updates clipped",
+        ]
+        lines.append(f"{name}: {', '.join(parts)}")
+    return lines
+
+
+def verdict(summary: Mapping[str, Any]) -> str:
+    """The summary for the terminal; losses in nats a token, with the 95% t interval over seeds in brackets."""
+    parts = ["Losses in nats a token; in brackets the 95% t interval over seeds.\n" + table(arm_table(summary))]
+    parts += [_band_table(summary, name) for name, arm in summary["arms"].items() if arm["tied"]]
+    parts[0] += "\n" + "\n".join("  " + line for line in accounts(summary))
+    return "\n\n".join([*parts, "\n".join(conclusions(summary))])
