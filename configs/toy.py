@@ -14,6 +14,7 @@ def get_config() -> ConfigDict:
     c.model.tying = "tied"  # tied | untied
     c.model.features = 32  # D, embedding width
     c.model.body = "none"  # none | mlp: what turns the looked-up vectors into hidden vectors
+    c.model.compute_dtype = "float32"  # float32 | bfloat16: of the operands of products; all else is float32
     c.model.same_start = False  # untied only: start both matrices from the same values
 
     c.data = ConfigDict()
@@ -33,7 +34,7 @@ def get_config() -> ConfigDict:
     c.optimizer.name = "adam"  # adam | adamw | sgd | momentum
     c.optimizer.learning_rate = 0.02  # the highest rate of the schedule
     c.optimizer.schedule = "cosine"  # constant | cosine | wsd (warm-up, stable, linear decay)
-    c.optimizer.warmup_steps = 50  # updates of linear warm-up from 0
+    c.optimizer.warmup_steps = 50  # updates of linear warm-up
     c.optimizer.decay_steps = 0  # wsd: updates of linear decay at the end
     c.optimizer.beta1 = 0.9  # decay of the first moment (adam, adamw) or of the velocity (momentum)
     c.optimizer.beta2 = 0.999  # decay of the second moment (adam, adamw)

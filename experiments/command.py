@@ -70,12 +70,21 @@ def parse(description: str, arguments: list[str]) -> Command:
     return Command(Path(known.config).stem, values, known.workdir)
 
 
+def cache_compiled_programs() -> None:
+    """Keep compiled programs in the user's cache folder, so that a second start need not compile."""
+    import jax
+
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tied_lm"
+        jax.config.update("jax_compilation_cache_dir", str(cache))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
 def run(main: Callable[[list[str], threading.Event], None]) -> NoReturn:
     """Run a script: a mistake of the user's is one line and exit status 2, any other foreseen failure status 1.
 
     The first interrupt (or SIGTERM) lets the run save what it has; a second one ends it at once.
     """
-    # Not at the top, so that `--help` and mistakes answer before the libraries are loaded.
     stop = threading.Event()
     received: list[int] = []
 
@@ -95,6 +104,7 @@ def run(main: Callable[[list[str], threading.Event], None]) -> NoReturn:
     except BrokenPipeError:
         os._exit(1)
     except Exception as error:
+        # Not at the top, so that --help and most mistakes answer before the libraries are loaded.
         from tied_lm.checkpoint import Damaged
         from tied_lm.loop import Diverged, Interrupted
 

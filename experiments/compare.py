@@ -4,7 +4,7 @@ import sys
 import threading
 from pathlib import Path
 
-from experiments.command import parse, run
+from experiments.command import cache_compiled_programs, parse, run
 
 
 def main(arguments: list[str], stop: threading.Event) -> None:
@@ -17,6 +17,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     from tied_lm.report import REPORT, write_report
     from tied_lm.verdict import verdict
 
+    cache_compiled_programs()
     comparison = build_comparison(command.values)
     arms = c.build_arms(comparison)
     values = c.resolved_values(command.values, comparison, arms)

@@ -24,7 +24,8 @@ class Progress:
             runs: arm and number of updates of each run, in their order.
         """
         self.left = list(runs)
-        self.starts: dict[str, float] = {}  # arm -> seconds of its newest start
+        self.compiled: dict[str, float] = {}  # arm -> seconds of the start of its first run
+        self.start = 0.0  # seconds of the newest start of another run
         self.seconds, self.updates = 0.0, 0
         self.begun = time.perf_counter()
         self.count = len(runs)
@@ -47,7 +48,10 @@ class Progress:
             now = time.perf_counter()
             done, calls = done + updates, calls + 1
             if calls == 2:
-                self.starts[arm] = now - last
+                if arm in self.compiled:
+                    self.start = now - last
+                else:
+                    self.compiled[arm] = now - last
             elif calls > 2:
                 self.seconds, self.updates = self.seconds + now - last, self.updates + updates
             if calls > 1:
@@ -65,8 +69,8 @@ class Progress:
         if not self.updates:
             return "compiling"
         coming = updates + sum(n for _, n in self.left)
-        first_start = max(self.starts.values(), default=0.0)
-        starts = sum(self.starts.get(arm, first_start) for arm, _ in self.left)
+        new = {arm for arm, _ in self.left} - self.compiled.keys()
+        starts = len(new) * max(self.compiled.values()) + (len(self.left) - len(new)) * self.start
         return f"about {clock(coming * self.seconds / self.updates + starts)} left"
 
     def close(self) -> None:

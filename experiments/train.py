@@ -4,7 +4,7 @@ import sys
 import threading
 from pathlib import Path
 
-from experiments.command import parse, run
+from experiments.command import cache_compiled_programs, parse, run
 
 
 def main(arguments: list[str], stop: threading.Event) -> None:
@@ -17,6 +17,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     from tied_lm.loop import run_values, train_run
     from tied_lm.train import build_stream
 
+    cache_compiled_programs()
     config = build_run(command.values)
     arm = Arm.of(config, build_stream(config))
     values = run_values(config, arm.stream)

@@ -1,6 +1,7 @@
 """What the bodies compute."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -57,8 +58,17 @@ def test_mlp_shapes_follow_its_input():
 
 
 def test_bodies_by_name():
-    assert BODIES["none"]() is None
-    assert BODIES["mlp"]() == Mlp()
+    assert BODIES["none"](jnp.float32) is None
+    assert BODIES["mlp"](jnp.bfloat16) == Mlp(compute_dtype=jnp.bfloat16)
+
+
+def test_mlp_in_bfloat16_keeps_its_parameters_and_its_input_in_float32(x, params):
+    h = Mlp(compute_dtype=jnp.bfloat16).apply({"params": params}, x)
+    exact = Mlp().apply({"params": params}, x)
+    assert h.dtype == exact.dtype == jnp.float32
+    assert 0 < np.abs(h - exact).max() < 0.02 * np.abs(exact).max()
+    shapes = jax.eval_shape(Mlp(compute_dtype=jnp.bfloat16).init, jax.random.key(0), x)
+    assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype(jnp.float32)}
 
 
 def test_hidden_vectors_are_those_of_the_body(x, params):

@@ -88,6 +88,7 @@ OUT_OF_RANGE = [
     ("checkpoint.keep", "at least 1", [0]),
     ("optimizer.name", "adam | adamw | sgd | momentum", ["rmsprop", ""]),
     ("optimizer.schedule", "constant | cosine | wsd", ["linear"]),
+    ("model.compute_dtype", "float32 | bfloat16", ["float16", "bf16"]),
 ]
 
 
@@ -186,7 +187,7 @@ def test_a_schedule_that_outlasts_the_run_is_refused(values, schedule):
     values["optimizer"]["warmup_steps"] = 1001
     message = refusal(build_run, values)
     assert message.startswith("optimizer.warmup_steps")
-    assert message.endswith("at most train.steps = 1000")
+    assert message.endswith(f"at most train.steps - optimizer.decay_steps = {900 if schedule == 'wsd' else 1000}")
     values["optimizer"] |= {"schedule": "constant", "decay_steps": 0}
     build_run(values)
 
@@ -209,7 +210,8 @@ def test_a_schedule_that_outlasts_the_run_is_refused(values, schedule):
         ("log.tokens", "[-1]", (-1,)),
         ("log.tokens", "", ()),
         ("data.paths", "a b.txt,~/c/*.md", ("a b.txt", "~/c/*.md")),
-        ("data.paths", "('a.txt',)", ("a.txt",)),
+        ("data.paths", "(a.txt,)", ("a.txt",)),
+        ("data.paths", "2024,[b].txt", ("2024", "[b].txt")),
     ],
 )
 def test_overrides_take_the_type_of_the_field(values, field, text, value):
@@ -247,8 +249,13 @@ def test_bad_overrides_are_refused(values, field, text, message):
 
 @pytest.mark.parametrize("text", ["--3", "²", "1.5", "a"])
 def test_ids_that_are_no_whole_numbers_are_refused(values, text):
-    override(values, "log.tokens", text)
-    assert refusal(build_run, values) == said("log.tokens", text, "int")
+    assert refusal(override, values, "log.tokens", text) == said("log.tokens", text, "a whole number")
+
+
+@pytest.mark.parametrize("arms", ["abc", {"a b": "model.tying=tied"}, {1: "model.tying"}, {}, None])
+def test_malformed_arms_are_refused(values, arms):
+    values["compare"]["arms"] = arms
+    assert refusal(build_comparison, values).startswith("compare.arms")
 
 
 def test_a_new_arm(values):

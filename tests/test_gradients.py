@@ -1,7 +1,9 @@
 """The split against float64 NumPy, autodiff and finite differences."""
 
+import itertools
 from typing import NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,8 +20,6 @@ SCHEMES = {"tied": TiedEmbedding, "untied": UntiedEmbedding}
 
 
 class Case(NamedTuple):
-    """One size of problem, and which model it is for."""
-
     vocab_size: int
     features: int
     shape: tuple[int, ...]
@@ -71,19 +71,17 @@ def draw(case: Case, seed: int, scale: float | None = None) -> Drawn:
     inputs, targets = rng.choice(used, n), rng.choice(used, n)
     mask = None
     if case.masked:
-        mask = rng.random(n) < 0.6
-        mask[rng.integers(n)] = True
-        mask = mask.reshape(case.shape)
+        mask = ((rng.random(n) < 0.6) | (np.arange(n) == rng.integers(n))).reshape(case.shape)
     return Drawn(params, inputs.reshape(case.shape), targets.reshape(case.shape), mask)
 
 
 def make_cases() -> list[Case]:
     rng = np.random.default_rng(2024)
     sizes = [(2, 1, (1,)), (2, 32, (60,)), (300, 1, (9,)), (300, 32, (3, 20)), (3, 2, (1,)), (17, 5, (2, 3, 4))]
-    while len(sizes) < 17:
+    while len(sizes) < 13:
         v, d, n = int(np.exp(rng.uniform(np.log(2), np.log(300)))), int(rng.integers(1, 33)), int(rng.integers(1, 61))
         sizes.append((v, d, (n,)))
-    kinds = [(t, b, m) for t in SCHEMES for b in (False, True) for m in (False, True)]
+    kinds = list(itertools.product(SCHEMES, (False, True), (False, True)))
     return [Case(*size, *kinds[5 * i % 8]) for i, size in enumerate(sizes)]
 
 
@@ -181,11 +179,15 @@ def row_norms(table):
     return np.linalg.norm(np.asarray(table, np.float64), axis=-1)
 
 
+def assert_close(a, b):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), a, b)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("index", range(17))
-def test_split_is_that_of_float64_on_three_random_draws(index):
+@pytest.mark.parametrize("index", range(13))
+def test_split_is_that_of_float64_on_four_random_draws(index):
     case = make_cases()[index]
-    for seed in range(3 * index, 3 * index + 3):
+    for seed in range(4 * index, 4 * index + 4):
         drawn = draw(case, seed)
         ref = reference(drawn)
         loss, grads, tables, stats = jax.tree.map(np.asarray, measure(case.model, *drawn))
@@ -200,10 +202,8 @@ def test_split_is_that_of_float64_on_three_random_draws(index):
             norms = getattr(stats, part)
             np.testing.assert_allclose(norms, row_norms(exact), rtol=0, atol=TOLERANCE * norm_scale, err_msg=part)
 
-        received = (
-            {"embedding": ref.total} if case.tying == "tied" else {"embedding": ref.lookup, "output": ref.scoring}
-        )
-        for name, exact in received.items():
+        untied = {"embedding": ref.lookup, "output": ref.scoring}
+        for name, exact in (untied if case.tying == "untied" else {"embedding": ref.total}).items():
             np.testing.assert_allclose(grads[name], exact, rtol=0, atol=2 * TOLERANCE * scale)
 
         rows = np.arange(case.vocab_size)
@@ -239,13 +239,7 @@ def test_parts_are_what_finite_differences_of_the_loss_by_use_say(case):
     lookup_matrix, scoring_matrix, _ = wide(drawn.params)
     base = (lookup_matrix, scoring_matrix, scoring_matrix)
     # Which uses move: the pull is the slope through the targets' scores alone, the push through the others.
-    moved = {
-        "lookup": (1, 0, 0),
-        "scoring": (0, 1, 1),
-        "pull": (0, 1, 0),
-        "push": (0, 0, 1),
-        "total": (1, 1, 1),
-    }
+    moved = {"lookup": (1, 0, 0), "scoring": (0, 1, 1), "pull": (0, 1, 0), "push": (0, 0, 1), "total": (1, 1, 1)}
     rng, step = np.random.default_rng(0), 1e-5
     for part, uses in moved.items():
         for _ in range(2):
@@ -258,22 +252,18 @@ def test_parts_are_what_finite_differences_of_the_loss_by_use_say(case):
             assert slope == pytest.approx((ahead - behind) / (2 * step), rel=1e-4, abs=2e-6), part
 
 
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("case", SMALL, ids=SMALL_IDS)
-def test_gradients_are_those_of_autodiff(case, masked):
-    drawn = draw(case._replace(masked=masked), 6, scale=0.7)
+@pytest.mark.parametrize("case", [*SMALL, SMALL[1]._replace(masked=True)], ids=[*SMALL_IDS, "tied-mlp-masked"])
+def test_gradients_are_those_of_autodiff(case):
+    drawn = draw(case, 6, scale=0.7)
     _, grads, tables, _ = measure(case.model, *drawn)
-    expected = autodiff(case.model, *drawn[:3], drawn.mask if masked else np.ones(case.shape, bool))
-    assert jax.tree.structure(grads) == jax.tree.structure(expected)
-    for ours, theirs in zip(jax.tree.leaves(grads), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+    expected = autodiff(case.model, *drawn[:3], drawn.mask if case.masked else np.ones(case.shape, bool))
+    assert_close(grads, expected)
     if case.tying == "tied":
-        np.testing.assert_allclose(tables["lookup"] + tables["scoring"], expected["embedding"], atol=1e-6)
+        assert_close(tables["lookup"] + tables["scoring"], expected["embedding"])
     else:
-        np.testing.assert_allclose(tables["lookup"], expected["embedding"], atol=1e-6)
-        np.testing.assert_allclose(tables["scoring"], expected["output"], atol=1e-6)
-    np.testing.assert_allclose(tables["scoring"].sum(0), 0, atol=1e-6)
-    np.testing.assert_allclose(tables["pull"] + tables["push"], tables["scoring"], atol=1e-6)
+        assert_close((tables["lookup"], tables["scoring"]), (expected["embedding"], expected["output"]))
+    assert_close(tables["scoring"].sum(0), np.zeros(case.features))
+    assert_close(tables["pull"] + tables["push"], tables["scoring"])
     assert float(np.abs(tables["scoring"]).max()) > 1e-2
 
 
@@ -305,12 +295,11 @@ def test_sum_rule_holds_and_catches_a_wrong_lookup():
 def test_sum_rule_of_the_untied_output_subtracts_nothing():
     drawn = draw(UNTIED, 7, scale=0.7)
     assert residual(UNTIED, drawn) < 1e-6
-    wrong = residual(
-        UNTIED,
-        drawn,
-        lambda b: b._replace(gradients=b.gradients | {"output": b.gradients["output"] + b.gradients["embedding"]}),
-    )
-    assert wrong > 1e-3
+
+    def as_if_tied(b):
+        return b._replace(gradients=b.gradients | {"output": b.gradients["output"] + b.gradients["embedding"]})
+
+    assert residual(UNTIED, drawn, as_if_tied) > 1e-3
 
 
 def test_a_lookup_table_in_the_wrong_rows_differs_from_autodiff(monkeypatch):
@@ -332,8 +321,7 @@ def test_absent_rows_have_no_lookup_but_are_scored():
     drawn = draw(TIED, 9, scale=0.7)
     stats = measure(TIED.model, *drawn)[3]
     absent = np.asarray(stats.input_count) == 0
-    assert absent.any()
-    assert not absent.all()
+    assert 0 < absent.sum() < TIED.vocab_size
     assert (np.asarray(stats.lookup)[absent] == 0).all()
     assert (np.asarray(stats.cosine)[absent] == 0).all()
     assert (np.asarray(stats.scoring)[absent] > 0).all()
@@ -353,8 +341,7 @@ def test_a_batch_that_is_all_masked_has_no_loss_and_no_gradient():
     loss, grads, tables, stats = measure(TIED.model, *drawn[:3], np.zeros_like(drawn.mask))
     assert float(loss) == 0
     assert all(not np.asarray(leaf).any() for leaf in jax.tree.leaves((grads, tables)))
-    assert int(stats.target_count.sum()) == 0
-    assert int(stats.input_count.sum()) == drawn.inputs.size
+    assert (int(stats.target_count.sum()), int(stats.input_count.sum())) == (0, drawn.inputs.size)
 
 
 def test_masked_targets_do_not_count_at_all():
@@ -365,30 +352,43 @@ def test_masked_targets_do_not_count_at_all():
 
 
 def test_jit_and_eager_agree_and_rows_change_nothing():
-    for case in SMALL[::2]:
-        drawn = draw(case, 12, scale=0.7)
-        with jax.disable_jit():
-            eager = measure(case.model, *drawn)
-        jitted = measure(case.model, *drawn)
-        for a, b in zip(jax.tree.leaves(eager), jax.tree.leaves(jitted), strict=True):
-            np.testing.assert_allclose(a, b, atol=1e-6)
-        with jax.disable_jit():
-            loss, grads, stats = loss_and_gradients(case.model, *drawn[:3])
-        assert stats is None
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), (loss, grads), jitted[:2])
-        jax.tree.map(
-            np.testing.assert_array_equal, jax.jit(row_stats, static_argnums=0)(case.model, *drawn[:3]), jitted[3]
-        )
+    case = SMALL[2]
+    drawn = draw(case, 12, scale=0.7)
+    jitted = measure(case.model, *drawn)
+    for rows in (False, True):
+        loss, grads, eager_stats = loss_and_gradients(case.model, *drawn[:3], rows=rows)
+        assert_close((loss, grads), jitted[:2])
+        assert (eager_stats is None) != rows
+    alone = jax.jit(row_stats, static_argnums=0)(case.model, *drawn[:3])
+    assert_close((eager_stats, alone), (jitted[3], jitted[3]))
 
 
+class Noisy(nn.Module):
+    @nn.compact
+    def __call__(self, x, *, train=False):
+        return x + jax.random.normal(self.make_rng("dropout"), x.shape) if train else x
+
+
+def test_the_body_gets_its_mode_and_its_random_keys():
+    drawn, model = draw(SMALL[0], 13, scale=0.7), TiedEmbedding(7, 4, Noisy())
+    run = jax.jit(loss_and_gradients, static_argnums=0, static_argnames="train")
+
+    def loss(seed, train):
+        return float(run(model, *drawn[:3], rngs={"dropout": jax.random.key(seed)}, train=train)[0])
+
+    assert loss(0, False) == loss(1, False)
+    assert len({loss(0, False), loss(0, True), loss(1, True)}) == 3
+
+
+@pytest.mark.parametrize("tying", SCHEMES)
 @pytest.mark.parametrize("sign", [1, -1])
-def test_extreme_logits_stay_finite_and_exact(sign):
+def test_extreme_logits_stay_finite_and_exact(tying, sign):
     # Scores of 80 and -80, with the target at the top (sign 1) or at the bottom.
-    embedding = np.array([[8.0, 0], [-8, 0], [0, 8], [0, 1], [0, 0], [0, 0], [0, 0]], np.float32)
-    output = np.array([[10.0, 0], [-10, 0], [0, 10], [0, -10], [1, 1], [0, 0], [5, 0]], np.float32)
-    case = Case(7, 2, (3,), "untied", False, False)
-    targets = np.array([0, 1, 2] if sign > 0 else [1, 0, 3])
-    drawn = Drawn({"embedding": embedding, "output": output}, np.array([0, 1, 2]), targets, None)
+    rows = np.array([[8, 4, 0, 0], [-8, -4, 0, 0], [0, 0, 8, 4], [0, 0, -8, -4], [1, 1, 1, 1], [5, 0, 0, 0], [0] * 4])
+    case = SMALL[0]._replace(tying=tying)
+    inputs = np.arange(9).reshape(3, 3) % 4
+    params = {name: rows.astype(np.float32) for name in case.model.vocabulary}
+    drawn = Drawn(params, inputs, inputs if sign > 0 else inputs ^ 1, None)
     loss, grads, tables, stats = measure(case.model, *drawn)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((loss, grads, tables, stats)))
     ref = reference(drawn)

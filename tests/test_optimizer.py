@@ -48,7 +48,7 @@ def run(config, params, gradients, steps=100, vocabulary=("embedding", "output")
 def by_hand(config, params, gradients, direction, decay=None, clip=0.0, rate=None):
     """The same in float64. `direction` maps the moments, the gradient and the count of updates to a step."""
     params = {name: np.asarray(value, np.float64) for name, value in params.items()}
-    moments = {name: (0.0, 0.0) for name in params}
+    moments = dict.fromkeys(params, (0.0, 0.0))
     for count, gradient in enumerate(gradients, 1):
         norm = np.sqrt(sum(np.sum(np.square(g, dtype=np.float64)) for g in gradient.values()))
         scale = min(1, clip / norm) if clip else 1

@@ -235,17 +235,9 @@ def test_evaluation_is_that_of_its_tokens(tying, tokens):
 
 
 def test_scarce_text_is_evaluated_as_far_as_it_goes(tmp_path):
-    text = bytes(range(65, 91)) * 8
-    (tmp_path / "letters.txt").write_bytes(text)
-    config = tiny.make_config(
-        "data.source=text",
-        f"data.paths={tmp_path}/letters.txt",
-        "data.vocab_size=100",
-        "data.batch_size=8",
-        "data.heldout_fraction=0.1",
-    )
+    config = tiny.write_letters(tmp_path)
     stream, trainer = build_stream(config), tiny.trainer_of(config)
-    heldout = np.frombuffer(text[-21:], np.uint8)
+    heldout = np.frombuffer(tiny.LETTERS[-21:], np.uint8)
     assert stream.heldout_tokens == 20  # four windows, half a batch
     params = trainer.init(np.uint32(0)).params
     result = trainer.evaluate(params, stream, 20)

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import xarray as xr
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
 from configs import toy
@@ -39,7 +40,7 @@ FIELDS = [
     "log.probe_tokens=17",
     "checkpoint.every=9",
 ]
-STEPS = 39
+LETTERS = bytes(range(65, 91)) * 8
 ROW_STEPS = [0, 1, 2, 4, 8, 16, 24, 32, 39]
 EVALUATION_STEPS = [0, 6, 12, 18, 24, 30, 36, 39]
 SCALAR_STEPS = [0, 5, 10, 15, 20, 25, 30, 35, 39]
@@ -57,14 +58,23 @@ def new_trainer(config: Config) -> Trainer:
     return Trainer(config, bands.bands_of(build_stream(config).frequencies))
 
 
-@functools.cache
-def _shared_trainer(config: Config) -> Trainer:
-    return new_trainer(config)
+_trainers: dict[Config, Trainer] = {}
 
 
 def trainer_of(config: Config) -> Trainer:
-    """One trainer for all seeds and tests, so that its programs are compiled once."""
-    return _shared_trainer(dataclasses.replace(config, seed=0))
+    """One trainer for all tests and for all configs with the same programs, so that these are compiled once."""
+    plain = make_config()
+    key = dataclasses.replace(
+        config,
+        seed=0,
+        data=dataclasses.replace(config.data, paths=()),
+        train=dataclasses.replace(plain.train, steps=config.train.steps),
+        log=plain.log,
+        checkpoint=plain.checkpoint,
+    )
+    if key not in _trainers:
+        _trainers[key] = new_trainer(config)
+    return _trainers[key]
 
 
 def train(place: Path, config: Config, stop_after: int | None = None, trainer: Trainer | None = None) -> None:
@@ -79,6 +89,14 @@ def train(place: Path, config: Config, stop_after: int | None = None, trainer: T
             stop.set()
 
     train_run(trainer or trainer_of(config), config, build_stream(config), place, stop, progress)
+
+
+def write_letters(folder: Path, *overrides: str) -> Config:
+    """The config of a text of few letters, whose held-out part is less than one batch."""
+    path = folder / "letters.txt"
+    path.write_bytes(LETTERS)
+    fields = (f"data.paths={path}", "data.source=text", "data.vocab_size=100", "data.batch_size=8")
+    return make_config(*fields, "data.heldout_fraction=0.1", *overrides)
 
 
 def slots(trainer: Trainer, steps: list[int]) -> np.ndarray:
@@ -122,6 +140,11 @@ def metrics(place: Path) -> list[dict[str, Any]]:
 def dataset(path: Path) -> dict[str, np.ndarray]:
     with xr.open_zarr(path) as opened:
         return {str(name): np.asarray(opened[name]) for name in opened.variables}
+
+
+def accumulate(place: Path) -> EventAccumulator:
+    """The run as TensorBoard reads it, without its sampling."""
+    return EventAccumulator(str(place), size_guidance={"scalars": 0, "histograms": 0}).Reload()
 
 
 def board_events(place: Path) -> list[Any]:

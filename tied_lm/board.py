@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Int
 from tensorboardX import summary
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event
 
-EDGES = np.linspace(-12, 2, 141)  # log10 of a norm
+from tied_lm.histogram import EDGES
 
 
 def cut_events(path: Path, first_step: int) -> None:
@@ -55,15 +55,15 @@ class Board:
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         self._add(step, *(summary.scalar(tag, value) for tag, value in values.items()))
 
-    def row_histogram(self, step: int, tag: str, norms_V: Float[np.ndarray, "V"]) -> None:
-        """Histogram of log10 of the norms that are not 0, on fixed edges; nothing where all are 0."""
-        present = norms_V[norms_V > 0]
-        if not present.size:
+    def row_histogram(self, step: int, tag: str, counts: Int[np.ndarray, "bins"]) -> None:
+        """Histogram of log10 of the row norms, on fixed edges; nothing where all are 0."""
+        filled = np.flatnonzero(counts)
+        if not filled.size:
             return
-        logs = np.clip(np.log10(present.astype(np.float64)), EDGES[0], EDGES[-1])
-        counts, _ = np.histogram(logs, EDGES)
-        totals = (float(logs.min()), float(logs.max()), logs.size, float(logs.sum()), float(np.sum(logs**2)))
-        self._add(step, summary.histogram_raw(tag, *totals, EDGES[1:].tolist(), counts.tolist()))
+        centres = (EDGES[1:] + EDGES[:-1]) / 2
+        low, high = EDGES[filled[0]], EDGES[filled[-1] + 1]
+        totals = (low, high, counts.sum(), np.sum(counts * centres), np.sum(counts * centres**2))
+        self._add(step, summary.histogram_raw(tag, *map(float, totals), EDGES[1:].tolist(), counts.tolist()))
 
     def text(self, tag: str, markdown: str) -> None:
         self._add(0, summary.text(tag, markdown))

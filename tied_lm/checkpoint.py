@@ -1,7 +1,12 @@
 """Orbax checkpoints of the training state, each with its config and a digest of its values."""
 
+import contextlib
+import gc
 import hashlib
 import logging
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +38,16 @@ def _digest(state: TrainState) -> str:
 def _reason(error: Exception) -> str:
     """An error in one short line."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+@contextlib.contextmanager
+def _unheard() -> Iterator[None]:
+    """When one read fails, Orbax drops the others, and what those complain of would bury the message that matters."""
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        yield
+    finally:
+        sys.unraisablehook = hook
 
 
 def _needs_attention(record: logging.LogRecord) -> bool:
@@ -98,15 +113,22 @@ class Checkpoints:
             if older
             else "remove the run's folder to start again"
         )
-        try:
-            found = self.manager.restore(
-                step, args=ocp.args.Composite(state=ocp.args.StandardRestore(like), about=ocp.args.JsonRestore())
-            )
-            state, about = found["state"], found["about"]
-        except Exception as error:  # Orbax raises bare exceptions for truncated files
-            raise Damaged(f"the checkpoint {place} is damaged ({_reason(error)}); {remedy}") from error
+        reason = None
+        with _unheard():
+            try:
+                about = self.manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore()))["about"]
+                digest = about["sha256"]
+                found = self.manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(like)))
+                state = found["state"]
+            except Exception as error:  # Orbax raises bare exceptions for truncated files
+                reason = _reason(error)
+            if reason:
+                time.sleep(0.3)
+                gc.collect()
+        if reason:
+            raise Damaged(f"the checkpoint {place} is damaged ({reason}); {remedy}")
         types = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(state)]
-        if types != [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(like)] or _digest(state) != about["sha256"]:
+        if types != [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(like)] or _digest(state) != digest:
             raise Damaged(f"the checkpoint {place} is damaged (its values are not those that were saved); {remedy}")
         # As a new state is: not committed to a device, or each program would be compiled for it once more.
         return jax.tree.map(jnp.asarray, jax.device_get(state))

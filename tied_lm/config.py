@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import re
 import typing
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar
@@ -48,6 +49,7 @@ class Model:
     tying: str
     features: Annotated[int, at_least(1)]
     body: str
+    compute_dtype: Annotated[str, one_of("float32", "bfloat16")]
     same_start: bool
 
 
@@ -129,9 +131,9 @@ class Config:
             raise ConfigError("optimizer.decay_steps", optimizer.decay_steps, "0, unless optimizer.schedule = 'wsd'")
         if optimizer.schedule != "constant" and optimizer.warmup_steps + optimizer.decay_steps > steps:
             raise ConfigError(
-                "optimizer.warmup_steps + decay_steps",
-                optimizer.warmup_steps + optimizer.decay_steps,
-                f"at most train.steps = {steps}",
+                "optimizer.warmup_steps",
+                optimizer.warmup_steps,
+                f"at most train.steps - optimizer.decay_steps = {steps - optimizer.decay_steps}",
             )
         if self.model.same_start and self.model.tying != "untied":
             raise ConfigError("model.same_start", True, "False, unless model.tying = 'untied'")
@@ -200,27 +202,37 @@ def _build(kind: type[T], values: Any, prefix: str = "") -> T:
     return kind(**{name: _convert(k, values[name], prefix + name) for name, k in kinds.items()})
 
 
-def _parse(text: str, old: Any, field: str) -> Any:
-    """The text of an override as a value of the type that the field has now."""
-    if isinstance(old, bool):
+def _kind(field: str, old: Any) -> Any:
+    """The type that a field is declared with; that of its value where no dataclass declares it."""
+    kind: Any = Config
+    for name in field.split("."):
+        kind = typing.get_type_hints(kind).get(name) if dataclasses.is_dataclass(kind) else None
+    return kind or type(old)
+
+
+def _parse(text: str, kind: Any, field: str) -> Any:
+    """The text of an override as a value of the type that the field has."""
+    if kind is bool:
         if text.lower() not in ("true", "false"):
             raise ConfigError(field, text, "true | false")
         return text.lower() == "true"
-    if isinstance(old, str):
+    if typing.get_origin(kind) is tuple:
+        brackets = text[:1] + text[-1:]
+        inner = text[1:-1] if brackets in ("()", "[]") else text
+        items = [item.strip() for item in inner.split(",") if item.strip()]
+        return tuple(_parse(item, typing.get_args(kind)[0], field) for item in items)
+    if kind is str:
         return text
-    if isinstance(old, (tuple, list)):
-        items = [item.strip() for item in text.strip("()[]").split(",") if item.strip()]
-        return tuple(int(item) if item.removeprefix("-").isdecimal() else item.strip("'\"") for item in items)
+    words = "a whole number" if kind is int else "a number"
     try:
-        number = float(text.replace("_", ""))
+        if kind is int and text.removeprefix("-").replace("_", "").isdecimal():
+            return int(text)  # not by way of float, which holds whole numbers to 2**53 only
+        number = float(text)
     except ValueError:
-        raise ConfigError(field, text, "a whole number" if isinstance(old, int) else "a number") from None
-    if isinstance(old, int):
-        if not number.is_integer():
-            raise ConfigError(field, text, "a whole number")
-        # Through int, since a float holds whole numbers to 2**53 only.
-        return int(text.replace("_", "")) if text.lstrip("+-").replace("_", "").isdigit() else int(number)
-    return number
+        raise ConfigError(field, text, words) from None
+    if kind is int and not number.is_integer():
+        raise ConfigError(field, text, words)
+    return kind(number)
 
 
 def override(values: dict[str, Any], field: str, text: str) -> None:
@@ -238,12 +250,26 @@ def override(values: dict[str, Any], field: str, text: str) -> None:
         raise ConfigError(field, text, f"no such field; the fields are {', '.join(group)}")
     if isinstance(group[name], dict):
         raise ConfigError(field, text, f"a field of this group: {', '.join(field + '.' + key for key in group[name])}")
-    group[name] = _parse(text, group[name], field)
+    group[name] = _parse(text, _kind(field, group[name]), field)
 
 
 def build_run(values: Mapping[str, Any]) -> Config:
     """The config of one run from nested values; `compare`, which a run does not depend on, is left out."""
     return _build(Config, {name: value for name, value in values.items() if name != "compare"})
+
+
+def _build_arm(values: Mapping[str, Any], arm: str, overrides: str) -> Config:
+    """The config of one arm: `field=value` for each of its overrides, separated by spaces."""
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", arm):
+        raise ConfigError("compare.arms", arm, "names of letters, digits, - and _")
+    copy = json.loads(json.dumps(values))
+    for item in overrides.split():
+        name, equals, text = item.partition("=")
+        if not equals or name.startswith("compare"):
+            allowed = "field=value, several separated by spaces; no field of compare"
+            raise ConfigError(f"compare.arms.{arm}", overrides, allowed)
+        override(copy, name, text)
+    return build_run(copy)
 
 
 def build_comparison(values: Mapping[str, Any]) -> Comparison:
@@ -260,18 +286,10 @@ def build_comparison(values: Mapping[str, Any]) -> Comparison:
         if name not in ("arms", "baseline", "seeds"):
             raise ConfigError(f"compare.{name}", compare[name], "no such field; the fields are arms, baseline, seeds")
     seeds = _convert(Annotated[int, at_least(1)], compare.get("seeds"), "compare.seeds")
-    arms: dict[str, Config] = {}
-    for arm, overrides in dict(compare.get("arms") or {}).items():
-        field = f"compare.arms.{arm}"
-        if not arm.replace("-", "").replace("_", "").isalnum():
-            raise ConfigError("compare.arms", arm, "names of letters, digits, - and _")
-        copy = json.loads(json.dumps(values))
-        for item in str(overrides).split():
-            name, equals, text = item.partition("=")
-            if not equals or name.startswith("compare"):
-                raise ConfigError(field, overrides, "field=value, several separated by spaces; no field of compare")
-            override(copy, name, text)
-        arms[arm] = build_run(copy)
+    overrides_of = compare.get("arms")
+    if not isinstance(overrides_of, Mapping):
+        raise ConfigError("compare.arms", overrides_of, "a group of arms, each with its overrides")
+    arms = {str(arm): _build_arm(values, str(arm), str(text)) for arm, text in overrides_of.items()}
     if len(arms) < 2:
         raise ConfigError("compare.arms", tuple(arms), "at least two arms")
     if compare.get("baseline") not in arms:

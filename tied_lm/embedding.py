@@ -5,6 +5,7 @@ from typing import ClassVar
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 INIT = nn.initializers.normal(stddev=0.02)
@@ -20,6 +21,7 @@ class VocabularyModel(nn.Module):
     vocab_size: int
     features: int
     body: nn.Module | None = None
+    compute_dtype: DTypeLike = jnp.float32  # of the operands of the large products; parameters and sums are float32
 
     vocabulary: ClassVar[tuple[str, ...]]
 
@@ -46,8 +48,8 @@ class VocabularyModel(nn.Module):
 
     def __call__(self, ids: Int[Array, "*N"], *, train: bool = False) -> Float[Array, "*N V"]:
         """Raw scores of every vocabulary row: no softmax, no bias, no scale."""
-        h, scoring_VxD = self.hidden(ids, train=train)
-        return h @ scoring_VxD.T
+        h, scoring_VxD = (x.astype(self.compute_dtype) for x in self.hidden(ids, train=train))
+        return jnp.matmul(h, scoring_VxD.T, preferred_element_type=jnp.float32)
 
 
 class TiedEmbedding(VocabularyModel):

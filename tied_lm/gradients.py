@@ -30,12 +30,13 @@ class Backward(NamedTuple):
     gradients: PyTree
     inputs: Int[Array, "N"]
     targets: Int[Array, "N"]
-    weights: Float[Array, "N"]  # of the mean over tokens, 0 where masked
-    nll: Float[Array, "N"]
+    mask: Bool[Array, "N"]
     h: Float[Array, "N D"]
     dx: Float[Array, "N D"]  # dL/d(looked-up vector)
     expected: Float[Array, "V D"]
-    data: Float[Array, "V D"]
+    scoring: Float[Array, "V D"]
+    data_weight: Float[Array, "N"]  # data[v] sums data_weight_t h_t over the t with y_t = v
+    own_weight: Float[Array, "N"]  # and own[v] own_weight_t h_t
 
 
 class Tables(NamedTuple):
@@ -93,52 +94,108 @@ def backward(
         )
 
     (h, scoring_VxD), pullback = jax.vjp(hidden, params, jnp.zeros((*inputs.shape, model.features)))
-    h_NxD, targets_N = h.reshape(-1, h.shape[-1]), targets.reshape(-1)
-    kept_N = jnp.ones(targets_N.shape) if mask is None else mask.reshape(-1).astype(jnp.float32)
-    weights_N = kept_N / jnp.maximum(kept_N.sum(), 1)
-    loss = vocabulary_loss(h_NxD, scoring_VxD, targets_N, weights_N)
-    data_VxD = jnp.zeros_like(scoring_VxD).at[targets_N].add(h_NxD * weights_N[:, None])
-    gradients, dx = pullback((loss.hidden.reshape(h.shape), loss.expected - data_VxD))
+    h_NxD, targets_N = h.reshape(-1, model.features), targets.reshape(-1)
+    mask_N = jnp.ones(targets_N.shape, bool) if mask is None else mask.reshape(-1).astype(bool)
+    weights_N = mask_N / jnp.maximum(mask_N.sum(), 1)
+    loss = vocabulary_loss(h_NxD, scoring_VxD, targets_N, weights_N, compute_dtype=model.compute_dtype)
+    scoring_gradient_VxD = loss.expected.at[targets_N].add(-loss.data_weight[:, None] * h_NxD)
+    gradients, dx = pullback((loss.hidden.reshape(h.shape), scoring_gradient_VxD))
     return Backward(
-        jnp.sum(loss.nll * weights_N),
+        jnp.sum(loss.token_loss * weights_N),
         gradients,
         inputs.reshape(-1),
         targets_N,
-        weights_N,
-        loss.nll,
+        mask_N,
         h_NxD,
         dx.reshape(-1, model.features),
         loss.expected,
-        data_VxD,
+        scoring_gradient_VxD,
+        loss.data_weight,
+        loss.own_weight,
     )
 
 
 def tables(b: Backward) -> Tables:
-    """The sums of the split, at a cost of O(N D + V D)."""
+    """The sums of the split, as tables."""
     zeros_VxD = jnp.zeros_like(b.expected)
-    own_NxD = b.h * (b.weights * jnp.exp(-b.nll))[:, None]
-    return Tables(zeros_VxD.at[b.inputs].add(b.dx), b.expected, zeros_VxD.at[b.targets].add(own_NxD), b.data)
+    return Tables(
+        lookup=zeros_VxD.at[b.inputs].add(b.dx),
+        expected=b.expected,
+        own=zeros_VxD.at[b.targets].add(b.own_weight[:, None] * b.h),
+        data=zeros_VxD.at[b.targets].add(b.data_weight[:, None] * b.h),
+    )
 
 
 def counts(b: Backward) -> tuple[Int[Array, "V"], Int[Array, "V"]]:
     """How often each row was looked up, and was an unmasked target."""
     zeros_V = jnp.zeros(b.expected.shape[0], jnp.int32)
-    return zeros_V.at[b.inputs].add(1), zeros_V.at[b.targets].add((b.weights > 0).astype(jnp.int32))
+    return zeros_V.at[b.inputs].add(1), zeros_V.at[b.targets].add(b.mask.astype(jnp.int32))
+
+
+def _norm(table_RxD: Float[Array, "R D"]) -> Float[Array, "R"]:
+    return jnp.sqrt(jnp.sum(table_RxD * table_RxD, axis=-1))
+
+
+def _cosine(a_RxD: Float[Array, "R D"], b_RxD: Float[Array, "R D"]) -> Float[Array, "R"]:
+    """Cosine of each pair of rows; 0 where either is 0."""
+    a_R, b_R = _norm(a_RxD), _norm(b_RxD)
+    # Dividing twice, since the product of two tiny norms is 0 in float32.
+    dot_R = jnp.sum(a_RxD / jnp.where(a_R > 0, a_R, 1)[:, None] * b_RxD, axis=-1) / jnp.where(b_R > 0, b_R, 1)
+    return jnp.where((a_R > 0) & (b_R > 0), jnp.clip(dot_R, -1, 1), 0)
 
 
 def stats_of_tables(t: Tables, input_count: Int[Array, "V"], target_count: Int[Array, "V"]) -> RowStats:
     """Norms and cosines of the rows of the tables."""
-
-    def norm(table_VxD: Array) -> Array:
-        return jnp.sqrt(jnp.sum(table_VxD * table_VxD, axis=-1))
-
     scoring_VxD = t.expected - t.data
-    lookup, scoring = norm(t.lookup), norm(scoring_VxD)
-    # Dividing twice, since the product of two tiny norms is 0 in float32.
-    dot = jnp.sum(t.lookup / jnp.where(lookup > 0, lookup, 1)[:, None] * scoring_VxD, axis=-1)
-    cosine = jnp.where((lookup > 0) & (scoring > 0), jnp.clip(dot / jnp.where(scoring > 0, scoring, 1), -1, 1), 0)
-    pull, push, total = norm(t.own - t.data), norm(t.expected - t.own), norm(t.lookup + scoring_VxD)
-    return RowStats(lookup, scoring, pull, push, total, cosine, input_count, target_count)
+    return RowStats(
+        lookup=_norm(t.lookup),
+        scoring=_norm(scoring_VxD),
+        pull=_norm(t.own - t.data),
+        push=_norm(t.expected - t.own),
+        total=_norm(t.lookup + scoring_VxD),
+        cosine=_cosine(t.lookup, scoring_VxD),
+        input_count=input_count,
+        target_count=target_count,
+    )
+
+
+def _by_row(ids_N: Int[Array, "N"], rows: int) -> tuple[Int[Array, "V"], Int[Array, "N"]]:
+    """One token to stand for all that share its row: for each row (-1 if it has none), and for each token."""
+    token_of_row_V = jnp.full(rows, -1).at[ids_N].max(jnp.arange(ids_N.size))
+    return token_of_row_V, token_of_row_V[ids_N]
+
+
+def stats_of(b: Backward) -> RowStats:
+    """Norms and cosines of the rows, in O(N D + V D) and with no table of size (V, D) when N < V.
+
+    Only rows that are inputs or targets, at most N each, have a lookup, own or data. Their sums are made in (N, D)
+    arrays, at one token for each row; on all other rows scoring and push are the row of `expected`.
+    """
+    rows = b.expected.shape[0]
+    if b.inputs.size >= rows:
+        return stats_of_tables(tables(b), *counts(b))
+    zeros_NxD = jnp.zeros_like(b.h)
+    target_of_row_V, target_N = _by_row(b.targets, rows)
+    own_NxD = zeros_NxD.at[target_N].add(b.own_weight[:, None] * b.h)
+    data_NxD = zeros_NxD.at[target_N].add(b.data_weight[:, None] * b.h)
+    expected_NxD = b.expected[b.targets]
+    input_of_row_V, input_N = _by_row(b.inputs, rows)
+    lookup_NxD, scoring_NxD = zeros_NxD.at[input_N].add(b.dx), b.scoring[b.inputs]
+
+    def place(of_row_V: Array, values_N: Array, otherwise_V: Array | float) -> Array:
+        return jnp.where(of_row_V < 0, otherwise_V, values_N[of_row_V])
+
+    expected_V = _norm(b.expected)
+    scoring_V = place(target_of_row_V, _norm(expected_NxD - data_NxD), expected_V)
+    return RowStats(
+        place(input_of_row_V, _norm(lookup_NxD), 0.0),
+        scoring_V,
+        place(target_of_row_V, _norm(own_NxD - data_NxD), 0.0),
+        place(target_of_row_V, _norm(expected_NxD - own_NxD), expected_V),
+        place(input_of_row_V, _norm(lookup_NxD + scoring_NxD), scoring_V),
+        place(input_of_row_V, _cosine(lookup_NxD, scoring_NxD), 0.0),
+        *counts(b),
+    )
 
 
 def sum_rule_residual(model: VocabularyModel, b: Backward) -> Float[Array, ""]:
@@ -169,7 +226,7 @@ def loss_and_gradients(
         mask: False where a target does not count. Every input is looked up all the same.
     """
     b = backward(model, params, inputs, targets, mask=mask, rngs=rngs, train=train)
-    return b.loss, b.gradients, stats_of_tables(tables(b), *counts(b)) if rows else None
+    return b.loss, b.gradients, stats_of(b) if rows else None
 
 
 def row_stats(model: VocabularyModel, params: PyTree, inputs: Int[Array, "*N"], targets: Int[Array, "*N"]) -> RowStats:
@@ -184,8 +241,7 @@ def row_stats(model: VocabularyModel, params: PyTree, inputs: Int[Array, "*N"], 
     >>> bool(stats.lookup[1] == 0), bool(stats.scoring[1] > 0)  # never looked up, yet scored
     (True, True)
     """
-    b = backward(model, params, inputs, targets)
-    return stats_of_tables(tables(b), *counts(b))
+    return stats_of(backward(model, params, inputs, targets))
 
 
 def split_gradients(

@@ -97,11 +97,11 @@ class Journal:
         if record is not None:
             stats = record.stats
             scalars |= bands_.split_scalars(stats, self.bands, self.tied)
-            for part in PARTS:
+            for part, counts in zip(PARTS, record.histograms, strict=True):
                 hypothetical = "hypothetical/" if part == "total" and not self.tied else ""
                 norms_V = np.asarray(getattr(stats, part))
                 scalars[f"{hypothetical}rows_zero/{part}"] = float(np.mean(norms_V == 0))
-                self.board.row_histogram(step, f"{hypothetical}rows/{part}", norms_V)
+                self.board.row_histogram(step, f"{hypothetical}rows/{part}", np.asarray(counts))
                 for name, token in self.tracked.items():
                     scalars[f"{hypothetical}token/{name}/{part}"] = float(norms_V[token])
             rows = stats._asdict()

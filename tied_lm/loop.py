@@ -1,5 +1,6 @@
 """One run in its folder: resume, train, write down."""
 
+import bisect
 import math
 import threading
 import time
@@ -13,6 +14,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from tied_lm import bands, folder
+from tied_lm.background import Background
 from tied_lm.checkpoint import METRIC, Checkpoints
 from tied_lm.config import Config, to_dict
 from tied_lm.journal import Journal
@@ -22,6 +24,7 @@ from tied_lm.train import Evaluation, Probe, Records, Trainer, Window
 
 DISPATCH_SECONDS = 0.25  # long enough to hide the host's work, short enough to stop soon and to show progress
 FLUSH_SECONDS = 10.0
+WAITING_RECORDS = 8
 
 
 class Interrupted(Exception):
@@ -72,6 +75,7 @@ def train_run(
     place: Path,
     stop: threading.Event,
     progress: Callable[[int], None],
+    schedule: Schedule | None = None,
 ) -> None:
     """Train in a folder to the last step, from where the folder stands.
 
@@ -79,6 +83,7 @@ def train_run(
         trainer: the programs of the arm; its config differs from `config` in the seed alone.
         stop: once set, the run saves its state and raises `Interrupted`.
         progress: called with the number of updates done since the last call, those of earlier processes included.
+        schedule: when to evaluate, record and save; by default as the config says.
 
     Raises:
         Diverged: a loss, a gradient or a parameter is not finite.
@@ -94,7 +99,7 @@ def train_run(
     folder.write_json(place / folder.CONFIG, values)
     checkpoints = Checkpoints(place / "checkpoints", config.checkpoint.keep)
     try:
-        _Loop(trainer, config, stream, place, checkpoints, progress).run(stop)
+        _Loop(trainer, config, stream, place, checkpoints, progress, schedule or Schedule.of(config)).run(stop)
     finally:
         checkpoints.close()
 
@@ -114,11 +119,11 @@ class _Loop:
         place: Path,
         checkpoints: Checkpoints,
         progress: Callable[[int], None],
+        schedule: Schedule,
     ):
         self.trainer, self.config, self.stream = trainer, config, stream
-        self.checkpoints, self.progress = checkpoints, progress
+        self.checkpoints, self.progress, self.schedule = checkpoints, progress, schedule
         self.values = run_values(config, stream)
-        self.schedule = Schedule.of(config)
         fresh = trainer.init(np.uint32(config.seed))
         self.state = checkpoints.restore(fresh) or fresh
         self.step = int(self.state.step)
@@ -132,6 +137,7 @@ class _Loop:
             stream.frequencies,
             stream.token_strings,
         )
+        self.background = Background(WAITING_RECORDS)
         self.dispatch_updates = 1  # adapted to the time they take
         self.started = self.measured = self.flushed = time.perf_counter()
         progress(self.step)
@@ -143,7 +149,10 @@ class _Loop:
             self.checkpoints.manager.wait_until_finished()
             self._write(last)
         finally:
-            self.journal.close()
+            try:
+                self.background.close()
+            finally:
+                self.journal.close()
 
     def _run(self, stop: threading.Event) -> Dispatch:
         running: Dispatch | None = None
@@ -183,7 +192,8 @@ class _Loop:
         loss = None if due.evaluation is None else evaluation_scalars(due.evaluation)[METRIC]
         if not _is_finite((self.state, loss)):
             raise Diverged(f"the training state is no longer finite at step {self.step}")
-        self.journal.flush()
+        self.background.submit(self.journal.flush)
+        self.background.wait()
         self.checkpoints.save(self.state, self.values, loss)
         self.saved_step = self.step
 
@@ -193,7 +203,7 @@ class _Loop:
         last = step == schedule.steps
         # At the end the record is that of the update that would come next; the state it leads to is dropped.
         end = step + 1 if last else min(step + self.dispatch_updates, schedule.next_boundary(step))
-        record_at = [s for s in schedule.rows if step <= s < end]
+        record_at = schedule.rows[bisect.bisect_left(schedule.rows, step) : bisect.bisect_left(schedule.rows, end)]
         if len(record_at) > slots:
             end, record_at = record_at[slots], record_at[:slots]
         padded = np.array(record_at + [-1] * (slots - len(record_at)), np.int32)
@@ -220,11 +230,11 @@ class _Loop:
             probe = d.due.probe.stats if at_start and d.due.probe is not None else None
             if not _is_finite((record, probe)):
                 raise Diverged(f"the gradients or updates are no longer finite at step {step}")
-            self.journal.write(step, step_scalars, record, probe)
+            self.background.submit(self.journal.write, step, step_scalars, record, probe)
         if d.updates:
             self.progress(d.updates)
         if time.perf_counter() - self.flushed > FLUSH_SECONDS and d.updates:
-            self.journal.flush()
+            self.background.submit(self.journal.flush)
             self.flushed = time.perf_counter()
 
     def _scalars(self, d: Dispatch) -> dict[str, float]:

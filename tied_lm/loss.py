@@ -1,26 +1,40 @@
-"""Exact cross-entropy over the vocabulary, with its gradients."""
+"""Exact softmax cross-entropy over a vocabulary, with its gradients, in one pass and bounded memory.
 
+Tokens are taken in blocks. The logits of a block are formed once, turned into exponentials, and used for both
+gradients before the next block begins, so that N x V logits never exist together: the gradient is formed in the
+forward pass, as in Liger Kernel (arXiv:2410.10989). The letters in names and shapes: N tokens, V rows of the
+vocabulary, D width, B blocks, C tokens in a block.
+"""
+
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 
 class VocabularyLoss(NamedTuple):
-    """The loss of each token, and the gradients of sum_t w_t nll_t that involve every row."""
+    """The loss and what its gradients are made of, in float32; `vocabulary_loss` has the formulas."""
 
-    nll: Float[Array, "N"]  # -log softmax(h_t S^T)[y_t], nats
-    hidden: Float[Array, "N D"]  # d(sum_t w_t nll_t) / dh
-    expected: Float[Array, "V D"]  # sum_t w_t p_t[v] h_t; what the targets subtract from it is left to the caller
+    nll: Float[Array, "N"]  # -log softmax(logits_t)[y_t], in nats, unweighted
+    hidden: Float[Array, "N D"]  # d(loss) / dh
+    expected: Float[Array, "V D"]  # the part of d(loss) / dS that involves every row
+    data_weight: Float[Array, "N"]  # what h_t is multiplied by in `data`
+    own_weight: Float[Array, "N"]  # what h_t is multiplied by in `own`
+    token_loss: Float[Array, "N"]  # loss = sum_t w_t token_loss_t; this is nll unless there is a z-loss
 
 
-def negative_log_likelihood(
-    h_NxD: Float[Array, "N D"], scoring_VxD: Float[Array, "V D"], targets_N: Int[Array, "N"]
-) -> Float[Array, "N"]:
-    """-log softmax(h S^T)[y] of each token, in nats."""
-    logits_NxV = h_NxD @ scoring_VxD.T
-    return jax.nn.logsumexp(logits_NxV, axis=-1) - jnp.sum(h_NxD * scoring_VxD[targets_N], axis=-1)
+def block_count(tokens: int, vocabulary_size: int, width: int) -> int:
+    """The number of blocks that the tokens are taken in; 1 is the dense form.
+
+    Every block adds to a D x V table, so it needs about as many tokens as D to be worth that. Beyond this, logits of
+    a few million entries keep a device busy and its memory small.
+    """
+    block_tokens = max(width, 128, 2**21 // vocabulary_size)
+    return max(1, tokens // block_tokens)
 
 
 def vocabulary_loss(
@@ -28,14 +42,219 @@ def vocabulary_loss(
     scoring_VxD: Float[Array, "V D"],
     targets_N: Int[Array, "N"],
     weights_N: Float[Array, "N"],
+    *,
+    soft_cap: float | None = None,
+    z_loss: float = 0.0,
+    compute_dtype: DTypeLike = jnp.float32,
 ) -> VocabularyLoss:
-    """Loss and gradients in one pass; the weights are those of the mean, 0 for masked tokens."""
-    logits_NxV = h_NxD @ scoring_VxD.T
-    peak_N = logits_NxV.max(axis=-1)
-    exp_NxV = jnp.exp(logits_NxV - peak_N[:, None])
-    sum_N = exp_NxV.sum(axis=-1)
-    target_NxD = scoring_VxD[targets_N]
-    nll_N = jnp.log(sum_N) + peak_N - jnp.sum(h_NxD * target_NxD, axis=-1)
-    hidden_NxD = (exp_NxV @ scoring_VxD / sum_N[:, None] - target_NxD) * weights_N[:, None]
-    expected_VxD = exp_NxV.T @ (h_NxD * (weights_N / sum_N)[:, None])
-    return VocabularyLoss(nll_N, hidden_NxD, expected_VxD)
+    """The loss of each token, and the gradients of loss = sum_t w_t token_loss_t, in one pass.
+
+    With z = h S^T, the logits are z, or c tanh(z / c) where `soft_cap` is c (Gemma 2, arXiv:2408.00118), and `slope`
+    is d(logit)/dz, 1 without a cap. p = softmax(logits), lse = logsumexp(logits), and with `z_loss` a (PaLM,
+    arXiv:2204.02311) token_loss = nll + a lse^2, which makes f = 1 + 2 a lse, 1 without it. Then
+
+        hidden[t]      = w_t f_t sum_v p_t[v] slope_t[v] S[v] - data_weight_t S[y_t]
+        expected[v]    = sum_t w_t f_t p_t[v] slope_t[v] h_t
+        data_weight_t  = w_t slope_t[y_t]
+        own_weight_t   = data_weight_t f_t p_t[y_t]
+
+    and with data[v] the sum of data_weight_t h_t, own[v] that of own_weight_t h_t, over the t with y_t = v:
+
+        d(loss)/dS = expected - data,  pull = own - data,  push = expected - own.
+
+    Args:
+        h_NxD, scoring_VxD: of any float dtype; h is the hidden state, S the scoring matrix.
+        targets_N: y, in [0, V). Any other id makes the token NaN, unless its weight is 0.
+        weights_N: w, as a rule mask / sum(mask). A token of weight 0 adds nothing; its nll is finite.
+        compute_dtype: what operands of the N x V products are rounded to; sums are float32 whatever it is.
+
+    Returns float32. Errors against float64 for tables (of the largest entry of expected and data), hidden (of its
+    largest entry) and the loss (in nats), by the largest logit:
+
+        logit        1                          25                         80
+        float32      1e-7,   1e-7, 1e-6         2e-7, 9e-7, 2e-6           4e-7, 2e-6, 4e-6
+        bfloat16     3e-5,   2e-4, 2e-5         2e-3, 9e-3, 9e-4           5e-3, 3e-2, 1e-3
+
+    In bfloat16 the nll of one token is off by up to 2e-3, 0.1 and 0.2 nats: it is that of the rounded operands.
+    Peak temporary memory is about that of C x V logits and two V x D tables.
+    """
+    tokens, width = h_NxD.shape
+    vocabulary_size = scoring_VxD.shape[0]
+    blocks = block_count(tokens, vocabulary_size, width)
+    h_NxD, weights_N = h_NxD.astype(jnp.float32), weights_N.astype(jnp.float32)
+    rounded_VxD = scoring_VxD.astype(compute_dtype)
+
+    def add_block(table: Array, block: tuple[Array, Array | None, Array]) -> tuple[Array, tuple[Array, Array]]:
+        h_CxD, h_DxC, weights_C = block
+        exp_CxV, sum_C, log_sum_C = _exponentials(h_CxD, rounded_VxD, soft_cap)
+        exp_CxV = exp_CxV.astype(compute_dtype)
+        # Probabilities are never formed: what is C x V costs more to scale than what is C x D.
+        scale_C = weights_C * _z_factor(log_sum_C, z_loss) / sum_C
+        hidden_CxD = _matmul(exp_CxV, rounded_VxD) * scale_C[:, None]
+        if h_DxC is not None:
+            table += _matmul((h_DxC * scale_C).astype(compute_dtype), exp_CxV)
+        else:
+            table += _matmul(exp_CxV, (h_CxD * scale_C[:, None]).astype(compute_dtype), (0, 0))
+        return table, (hidden_CxD, log_sum_C)
+
+    # A product that contracts the first axis of both operands is slow on XLA:CPU, so the table is summed in transposed
+    # form, unless D is so large that the transpositions cost more. The barriers keep XLA from undoing this.
+    h_BxCxD = _to_blocks(h_NxD, blocks)
+    transposed = width <= min(vocabulary_size, h_BxCxD.shape[1])
+    h_BxDxC = lax.optimization_barrier(h_BxCxD.swapaxes(1, 2)) if transposed else None
+    table = jnp.zeros((width, vocabulary_size) if transposed else (vocabulary_size, width), jnp.float32)
+    table, outputs = lax.scan(add_block, table, (h_BxCxD, h_BxDxC, _to_blocks(weights_N, blocks)))
+    expected_VxD = lax.optimization_barrier(table).T if transposed else table
+    hidden_NxD, log_sum_N = (_from_blocks(x, tokens) for x in outputs)
+
+    ids_N = jnp.where(weights_N == 0, targets_N.clip(0, vocabulary_size - 1), targets_N)
+    target_rows_NxD, target_logits_N, slope_N = _at_targets(h_NxD, scoring_VxD, ids_N, soft_cap, compute_dtype)
+    nll_N = log_sum_N - target_logits_N
+    data_weight_N = weights_N * slope_N
+    return VocabularyLoss(
+        nll=nll_N,
+        hidden=hidden_NxD - data_weight_N[:, None] * target_rows_NxD,
+        expected=expected_VxD,
+        data_weight=data_weight_N,
+        own_weight=data_weight_N * jnp.exp(-nll_N) * _z_factor(log_sum_N, z_loss),
+        token_loss=nll_N + z_loss * log_sum_N**2 if z_loss else nll_N,
+    )
+
+
+def negative_log_likelihood(
+    h_NxD: Float[Array, "N D"],
+    scoring_VxD: Float[Array, "V D"],
+    targets_N: Int[Array, "N"],
+    *,
+    soft_cap: float | None = None,
+    compute_dtype: DTypeLike = jnp.float32,
+) -> Float[Array, "N"]:
+    """-log softmax(logits)[y] of each token, in nats, float32; arguments and errors as in `vocabulary_loss`.
+
+    Forward only, in the same blocks. A target outside [0, V) makes its token NaN.
+    """
+    tokens, width = h_NxD.shape
+    rounded_VxD = scoring_VxD.astype(compute_dtype)
+    h_BxCxD = _to_blocks(h_NxD, block_count(tokens, scoring_VxD.shape[0], width))
+    log_sum_N = _from_blocks(lax.map(lambda h_CxD: _exponentials(h_CxD, rounded_VxD, soft_cap)[2], h_BxCxD), tokens)
+    return log_sum_N - _at_targets(h_NxD, scoring_VxD, targets_N, soft_cap, compute_dtype)[1]
+
+
+def cross_entropy(
+    h_NxD: Float[Array, "N D"],
+    scoring_VxD: Float[Array, "V D"],
+    targets_N: Int[Array, "N"],
+    weights_N: Float[Array, "N"],
+    *,
+    soft_cap: float | None = None,
+    z_loss: float = 0.0,
+    compute_dtype: DTypeLike = jnp.float32,
+) -> Float[Array, ""]:
+    """sum_t w_t token_loss_t of `vocabulary_loss`, in nats, for `jax.grad`: reverse mode, of first order.
+
+    Gradients for h, the scoring matrix and the weights come from the one pass, in the dtypes of these arguments. Not
+    differentiated and under jit, it is forward only.
+    """
+    return _cross_entropy(soft_cap, z_loss, compute_dtype, h_NxD, scoring_VxD, targets_N, weights_N)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _cross_entropy(
+    soft_cap: float | None,
+    z_loss: float,
+    compute_dtype: DTypeLike,
+    h_NxD: Array,
+    scoring_VxD: Array,
+    targets_N: Array,
+    weights_N: Array,
+) -> Array:
+    result = vocabulary_loss(
+        h_NxD, scoring_VxD, targets_N, weights_N, soft_cap=soft_cap, z_loss=z_loss, compute_dtype=compute_dtype
+    )
+    return (weights_N * result.token_loss).sum()
+
+
+def _cross_entropy_forward(
+    soft_cap: float | None,
+    z_loss: float,
+    compute_dtype: DTypeLike,
+    h_NxD: Array,
+    scoring_VxD: Array,
+    targets_N: Array,
+    weights_N: Array,
+) -> tuple[Array, tuple[Array, ...]]:
+    result = vocabulary_loss(
+        h_NxD, scoring_VxD, targets_N, weights_N, soft_cap=soft_cap, z_loss=z_loss, compute_dtype=compute_dtype
+    )
+    scoring_VxD = result.expected.at[targets_N].add(-result.data_weight[:, None] * h_NxD).astype(scoring_VxD.dtype)
+    gradients = result.hidden.astype(h_NxD.dtype), scoring_VxD, result.token_loss.astype(weights_N.dtype)
+    return (weights_N * result.token_loss).sum(), gradients
+
+
+def _cross_entropy_backward(
+    soft_cap: float | None, z_loss: float, compute_dtype: DTypeLike, gradients: tuple[Array, ...], scale: Array
+) -> tuple[Array, Array, None, Array]:
+    hidden, scoring, weights = (gradient * scale.astype(gradient.dtype) for gradient in gradients)
+    return hidden, scoring, None, weights
+
+
+_cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
+
+
+def _to_blocks(x_Nx: Array, blocks: int) -> Array:
+    """(N, ...) -> (B, C, ...), padded with zeros.
+
+    Block b has the tokens b, b + B, b + 2B, ...: if the tokens lie on several devices, then each block does, too.
+    """
+    block_tokens = -(-x_Nx.shape[0] // blocks)
+    if blocks > 1:
+        block_tokens = -(-block_tokens // 16) * 16
+    padding = [(0, blocks * block_tokens - x_Nx.shape[0])] + [(0, 0)] * (x_Nx.ndim - 1)
+    return jnp.pad(x_Nx, padding).reshape(block_tokens, blocks, *x_Nx.shape[1:]).swapaxes(0, 1)
+
+
+def _from_blocks(x_BxCx: Array, tokens: int) -> Array:
+    """Undoes `_to_blocks`."""
+    return x_BxCx.swapaxes(0, 1).reshape(-1, *x_BxCx.shape[2:])[:tokens]
+
+
+def _matmul(a: Array, b: Array, contracted: tuple[int, int] = (1, 0)) -> Array:
+    """The product over the given axes, summed in float32. GPUs and TPUs round float32 operands unless told not to."""
+    axes = ((contracted[:1], contracted[1:]), ((), ()))
+    precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    return lax.dot_general(a, b, axes, precision, preferred_element_type=jnp.float32)
+
+
+def _exponentials(h_CxD: Array, rounded_VxD: Array, soft_cap: float | None) -> tuple[Array, Array, Array]:
+    """exp(logit - largest logit) times d(logit)/d(product), the sum of the former, and the log-sum-exp of logits."""
+    logits_CxV = _matmul(h_CxD.astype(rounded_VxD.dtype), rounded_VxD, (1, 1))
+    if soft_cap is not None:
+        logits_CxV = soft_cap * jnp.tanh(logits_CxV / soft_cap)
+    largest_C = logits_CxV.max(axis=1)
+    exp_CxV = jnp.exp(logits_CxV - largest_C[:, None])
+    sum_C = exp_CxV.sum(axis=1)
+    if soft_cap is not None:
+        exp_CxV *= 1 - (logits_CxV / soft_cap) ** 2
+    return exp_CxV, sum_C, largest_C + jnp.log(sum_C)
+
+
+def _at_targets(
+    h_NxD: Array, scoring_VxD: Array, targets_N: Array, soft_cap: float | None, compute_dtype: DTypeLike
+) -> tuple[Array, Array, Array]:
+    """The rows of the targets, their logits from operands rounded as in the products, and d(logit)/d(product)."""
+    vocabulary_size = scoring_VxD.shape[0]
+    ids_N = jnp.where(targets_N < 0, vocabulary_size, targets_N)
+    rows_NxD = jnp.take(scoring_VxD, ids_N, axis=0, mode="fill", fill_value=jnp.nan).astype(jnp.float32)
+    # XLA may drop a cast and its inverse, but not this.
+    bits = jnp.finfo(compute_dtype)
+    h_NxD, rounded_NxD = (lax.reduce_precision(x.astype(jnp.float32), bits.nexp, bits.nmant) for x in (h_NxD, rows_NxD))
+    logits_N = (h_NxD * rounded_NxD).sum(axis=1)
+    if soft_cap is None:
+        return rows_NxD, logits_N, jnp.ones_like(logits_N)
+    capped_N = jnp.tanh(logits_N / soft_cap)
+    return rows_NxD, soft_cap * capped_N, 1 - capped_N**2
+
+
+def _z_factor(log_sum: Array, z_loss: float) -> Array | float:
+    """d(log-sum-exp + z_loss log-sum-exp^2) / d(log-sum-exp)."""
+    return 1 + 2 * z_loss * log_sum if z_loss else 1.0

@@ -42,4 +42,5 @@ class Schedule:
     def next_boundary(self, step: int) -> int:
         """The first later step at which the host has to look: a dispatch may end there and may not run past."""
         lists = (self.evaluations, self.scalars, self.probes, self.checkpoints)
-        return min(steps[bisect.bisect_right(steps, step)] for steps in lists)
+        positions = ((steps, bisect.bisect_right(steps, step)) for steps in lists)
+        return min(steps[i] for steps, i in positions if i < len(steps))

@@ -16,15 +16,18 @@ from tied_lm.bodies import BODIES
 from tied_lm.config import Config, choose
 from tied_lm.embedding import SCHEMES, UntiedEmbedding, VocabularyModel, count_parameters
 from tied_lm.gradients import (
+    PARTS,
     Backward,
     RowStats,
     Tables,
     backward,
     counts,
+    stats_of,
     stats_of_tables,
     sum_rule_residual,
     tables,
 )
+from tied_lm.histogram import BINS, log_histogram
 from tied_lm.loss import negative_log_likelihood
 from tied_lm.streams import STREAMS, Batch, Stream, named_key
 
@@ -49,6 +52,7 @@ class Records(NamedTuple):
     """What the updates at the recorded steps saw and did, one entry for each slot (S)."""
 
     stats: RowStats  # fields (S, V)
+    histograms: Int[Array, "S parts bins"]  # of the row norms of each of PARTS
     updates: dict[str, Float[Array, "S V"]]  # L2 norms of the rows of the applied updates, by vocabulary parameter
     weights: dict[str, Float[Array, "S V"]]  # and of the rows themselves, before the update
     residual: Float[Array, "S"]
@@ -74,10 +78,11 @@ class Probe(NamedTuple):
 def build_model(config: Config) -> VocabularyModel:
     """The model that a config names."""
     scheme = choose(SCHEMES, "model.tying", config.model.tying)
-    body = choose(BODIES, "model.body", config.model.body)()
+    dtype = jnp.dtype(config.model.compute_dtype)
+    body = choose(BODIES, "model.body", config.model.body)(dtype)
     if scheme is UntiedEmbedding:
-        return UntiedEmbedding(config.data.vocab_size, config.model.features, body, config.model.same_start)
-    return scheme(config.data.vocab_size, config.model.features, body)
+        return UntiedEmbedding(config.data.vocab_size, config.model.features, body, dtype, config.model.same_start)
+    return scheme(config.data.vocab_size, config.model.features, body, dtype)
 
 
 def build_stream(config: Config) -> Stream:
@@ -141,7 +146,8 @@ class Trainer:
             name: jnp.zeros(shape, jnp.int32 if "count" in name else jnp.float32) for name in RowStats._fields
         }
         by_parameter = {name: jnp.zeros(shape) for name in self.model.vocabulary}
-        records = Records(RowStats(**row_fields), by_parameter, by_parameter, jnp.zeros(self.slots))
+        histograms = jnp.zeros((self.slots, len(PARTS), BINS), jnp.int32)
+        records = Records(RowStats(**row_fields), histograms, by_parameter, by_parameter, jnp.zeros(self.slots))
 
         def one(_: int, carry: tuple[TrainState, Records]) -> tuple[TrainState, Records]:
             state, records = carry
@@ -151,8 +157,10 @@ class Trainer:
 
             def record(records: Records) -> Records:
                 slot = jnp.argmax(record_at == state.step)
+                stats = stats_of(b)
                 new = Records(
-                    stats_of_tables(tables(b), *counts(b)),
+                    stats,
+                    jnp.stack([log_histogram(getattr(stats, part)) for part in PARTS]),
                     {name: jnp.linalg.norm(changes[name], axis=-1) for name in self.model.vocabulary},
                     {name: jnp.linalg.norm(state.params[name], axis=-1) for name in self.model.vocabulary},
                     sum_rule_residual(self.model, b),
@@ -189,7 +197,9 @@ class Trainer:
                 tuple[Array, Array], self.model.apply({"params": params}, batch.inputs, method="hidden")
             )
             targets_N, mask_N = batch.targets.reshape(-1), batch.mask.reshape(-1)
-            nll_N = negative_log_likelihood(h.reshape(-1, h.shape[-1]), scoring_VxD, targets_N)
+            nll_N = negative_log_likelihood(
+                h.reshape(-1, h.shape[-1]), scoring_VxD, targets_N, compute_dtype=self.model.compute_dtype
+            )
             band_N = self.bands[targets_N]
             zeros = jnp.zeros(self.band_count)
             true_logp = stream.log_likelihood(batch.inputs, batch.targets)

@@ -1,0 +1,158 @@
+"""Whose folder it is."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import tiny
+from tied_lm.config import ConfigError, to_dict
+from tied_lm.folder import check, is_finished, locked, read_metrics, write_json
+
+ROOT = Path(__file__).parent.parent
+VALUES = to_dict(tiny.make_config())
+
+
+def contents(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def refused(folder, values, *words, ignore=()):
+    """The folder is refused with one line that holds these words, and left as it is."""
+    before = contents(folder)
+    with pytest.raises(ConfigError) as raised:
+        check(folder, values, ignore)
+    message = str(raised.value)
+    assert "\n" not in message
+    assert message.startswith("workdir = ")
+    assert all(word in message for word in (str(folder), *words)), message
+    assert contents(folder) == before
+
+
+def test_a_free_folder_is_accepted_and_nothing_is_written(tmp_path):
+    check(tmp_path / "new" / "one", VALUES)
+    check(tmp_path, VALUES)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / ".lock").touch()
+    check(tmp_path, VALUES)
+
+
+def test_a_folder_of_the_same_config_is_accepted(tmp_path):
+    write_json(tmp_path / "config.json", VALUES)
+    (tmp_path / "metrics.jsonl").touch()
+    check(tmp_path, VALUES)
+
+
+def test_a_folder_of_another_config_is_refused_by_naming_the_fields(tmp_path):
+    write_json(tmp_path / "config.json", VALUES)
+    other = to_dict(tiny.make_config("optimizer.learning_rate=0.5", "train.steps=40", "log.tokens=3"))
+    refused(
+        tmp_path,
+        other,
+        "log.tokens: [] -> [3]",
+        "optimizer.learning_rate: 0.05 -> 0.5",
+        "train.steps: 39 -> 40",
+    )
+
+
+def test_more_and_fewer_fields_differ_too(tmp_path):
+    write_json(tmp_path / "config.json", {**VALUES, "extra": 1})
+    refused(tmp_path, VALUES, "extra: 1 -> None")
+    write_json(tmp_path / "config.json", {name: v for name, v in VALUES.items() if name != "seed"})
+    refused(tmp_path, VALUES, "seed: None -> 0")
+
+
+def test_named_fields_may_differ(tmp_path):
+    write_json(tmp_path / "config.json", VALUES)
+    check(tmp_path, {**VALUES, "seed": 5}, ignore=("seed",))
+    refused(tmp_path, {**VALUES, "seed": 5}, "seed: 0 -> 5", ignore=("data.seed",))
+
+
+@pytest.mark.parametrize("text", [b"", b'{"seed": 0', b"[1, 2]", b"null", b"3", b"\xff\xfe\x00"])
+def test_an_unreadable_config_is_refused(tmp_path, text):
+    (tmp_path / "config.json").write_bytes(text)
+    refused(tmp_path, VALUES, "config.json can be read")
+
+
+def test_a_foreign_folder_is_refused(tmp_path):
+    (tmp_path / "thesis.tex").write_text("hello")
+    refused(tmp_path, VALUES, "a new or empty folder, or one of an earlier run")
+
+
+def test_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_text("hello")
+    refused(tmp_path / "file", VALUES)
+
+
+def test_a_run_refuses_a_folder_that_is_not_free(tmp_path):
+    config = tiny.make_config()
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(ConfigError, match="a new or empty folder"):
+        tiny.train(tmp_path, config)
+    assert contents(tmp_path) == {"notes.txt": b"hello"}
+
+
+LOCK = """
+import sys
+from pathlib import Path
+from tied_lm.folder import locked
+with locked(Path(sys.argv[1])):
+    print("locked", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_a_second_process_is_refused_until_the_first_ends(tmp_path):
+    command = [sys.executable, "-c", LOCK, str(tmp_path / "run")]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout.readline() == "locked\n"
+        with pytest.raises(ConfigError, match="a folder that no other process is writing"), locked(tmp_path / "run"):
+            pass
+        first.kill()
+        first.wait()
+    with locked(tmp_path / "run"):
+        second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert second.returncode == 1
+        assert "a folder that no other process is writing" in second.stderr
+    with locked(tmp_path / "run"):
+        pass
+
+
+def test_a_lock_needs_a_folder_that_can_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="a folder that can be written"), locked(tmp_path / "file" / "run"):
+        pass
+
+
+def test_json_is_replaced_in_one_go(tmp_path):
+    path = tmp_path / "config.json"
+    write_json(path, {"a": 1})
+    with path.open() as before:
+        write_json(path, {"a": 2})
+        assert json.load(before) == {"a": 1}
+    assert json.loads(path.read_text()) == {"a": 2}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ("", []),
+        ('{"step": 0}\n{"step": 5}\n', [0, 5]),
+        ('{"step": 0}\n{"step": 5, "loss/tr', [0]),
+        ('{"step": 0}\n{"step": 5}', [0]),
+        ('{"st', []),
+    ],
+)
+def test_a_torn_last_line_is_left_out(tmp_path, text, steps):
+    (tmp_path / "metrics.jsonl").write_text(text)
+    assert [line["step"] for line in read_metrics(tmp_path)] == steps
+    assert is_finished(tmp_path, 5) == (5 in steps)
+    assert not is_finished(tmp_path, 6)
+
+
+def test_no_metrics_yet(tmp_path):
+    assert read_metrics(tmp_path) == []
+    assert not is_finished(tmp_path, 1)

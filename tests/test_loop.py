@@ -1,0 +1,380 @@
+"""Whole runs in their folders: what they record, and that no stop changes it."""
+
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from tests import tiny
+from tied_lm import loop, open_run, row_stats
+from tied_lm.checkpoint import Damaged
+from tied_lm.config import ConfigError
+from tied_lm.folder import is_finished, read_metrics
+from tied_lm.loop import Diverged, Interrupted
+from tied_lm.train import build_model, build_stream
+
+ROOT = Path(__file__).parent.parent
+CONFIG = tiny.make_config()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of a run that nothing interrupted."""
+    place = tmp_path_factory.mktemp("whole") / "run"
+    tiny.train(place, CONFIG)
+    return place
+
+
+@pytest.fixture
+def one_by_one(monkeypatch):
+    """One update to a dispatch, so that a stop comes one step after it is asked for."""
+    monkeypatch.setattr(loop, "DISPATCH_SECONDS", 0.0)
+
+
+def interrupt(place, updates, config=CONFIG, trainer=None):
+    """Stop after so many updates, and tell where the run stands."""
+    with pytest.raises(Interrupted) as raised:
+        tiny.train(place, config, updates, trainer)
+    step = int(str(raised.value).split()[2])
+    assert str(raised.value) == f"stopped after {step} updates, all of them saved"
+    return step
+
+
+def checkpoint_steps(place):
+    return sorted(int(path.name) for path in (place / "checkpoints").iterdir())
+
+
+# What a run does
+
+
+def test_exactly_the_updates_of_the_config(whole):
+    state = tiny.saved_state(whole, CONFIG)
+    counts = [int(leaf) for leaf in jax.tree.leaves(state.opt_state) if leaf.ndim == 0]
+    assert int(state.step) == 39
+    assert counts == [39] * len(counts)
+    assert counts
+    tiny.assert_same_bits(state.params, tiny.trajectory(CONFIG)[39].params)
+    assert is_finished(whole, 39)
+
+
+def test_the_training_loss_is_the_mean_since_its_last_record(whole):
+    model, stream = build_model(CONFIG), build_stream(CONFIG)
+
+    def loss(params, step):
+        batch = stream.batch(step)
+        logp = jax.nn.log_softmax(model.apply({"params": params}, batch.inputs))
+        return -jax.numpy.take_along_axis(logp, batch.targets[..., None], axis=-1).mean()
+
+    states = tiny.trajectory(CONFIG)
+    losses = [float(jax.jit(loss)(states[k].params, np.int32(k))) for k in range(39)]
+    recorded = open_run(whole).scalars("loss/train")
+    assert list(recorded) == tiny.SCALAR_STEPS[1:]
+    for before, step in zip(tiny.SCALAR_STEPS, tiny.SCALAR_STEPS[1:], strict=False):
+        assert recorded[step] == pytest.approx(np.mean(losses[before:step]), rel=1e-6), step
+
+
+@pytest.mark.parametrize("tying", ["tied", "untied"])
+def test_every_record_is_of_its_step(tmp_path, tying):
+    config = tiny.make_config(f"model.tying={tying}")
+    tiny.train(tmp_path / "run", config)
+    rows = tiny.dataset(tmp_path / "run" / "rows.zarr")
+    model, stream, states = build_model(config), build_stream(config), tiny.trajectory(config)
+    stats_of = jax.jit(lambda params, step: row_stats(model, params, *stream.batch(step)[:2]))
+    assert rows["step"].tolist() == tiny.ROW_STEPS
+    for k, step in enumerate(tiny.ROW_STEPS):
+        expected = stats_of(states[step].params, np.int32(step))
+        for name, values in expected._asdict().items():
+            np.testing.assert_allclose(rows[name][k], values, rtol=1e-4, atol=1e-6, err_msg=f"{name} at {step}")
+        for name in model.vocabulary:
+            # At the last step this is the update that would come next.
+            change = states[step + 1].params[name].astype(np.float64) - states[step].params[name]
+            field = "update" if tying == "tied" else f"update_{name}"
+            assert np.abs(change).max() > 1e-3
+            np.testing.assert_allclose(rows[field][k], np.linalg.norm(change, axis=-1), rtol=1e-4, atol=1e-6)
+
+
+def test_held_out_scalars_are_those_of_their_step(whole):
+    trainer, stream, states = tiny.trainer_of(CONFIG), build_stream(CONFIG), tiny.trajectory(CONFIG)
+    run = open_run(whole)
+    for step in tiny.EVALUATION_STEPS:
+        result = trainer.evaluate(states[step].params, stream, 23)
+        assert run.scalars("loss/eval")[step] == pytest.approx(float(np.sum(result.nll)) / 23, rel=1e-6)
+        assert run.scalars("loss/excess")[step] == pytest.approx(float(np.sum(result.excess)) / 23, rel=1e-4)
+        band = result.nll.sum(axis=0)[0] / result.tokens.sum(axis=0)[0]
+        assert run.scalars("band/0/loss")[step] == pytest.approx(float(band), rel=1e-5)
+    with run.probe as probe:
+        for step in tiny.PROBE_STEPS:
+            expected = trainer.probe(states[step].params, stream, 17).stats.lookup
+            np.testing.assert_allclose(probe.lookup.sel(step=step), expected, rtol=1e-5, atol=1e-8)
+
+
+def test_progress_counts_every_update_once(tmp_path):
+    done = []
+    for runs in (1, 2):
+        stop = threading.Event()
+        loop.train_run(tiny.trainer_of(CONFIG), CONFIG, build_stream(CONFIG), tmp_path / "run", stop, done.append)
+        assert sum(done) == 39 * runs
+
+
+def test_the_dispatches_change_no_bit(whole, tmp_path, monkeypatch):
+    for k, seconds in enumerate((0.0, 1e-3, 1e9)):
+        monkeypatch.setattr(loop, "DISPATCH_SECONDS", seconds)
+        monkeypatch.setattr(loop, "FLUSH_SECONDS", 0.0)
+        tiny.train(tmp_path / str(k), CONFIG)
+        tiny.assert_same_run(tmp_path / str(k), whole, CONFIG)
+
+
+def test_what_is_recorded_changes_no_bit_of_the_parameters(whole, tmp_path):
+    config = tiny.make_config("log.rows_every=1", "log.scalars_every=39", "checkpoint.every=39")
+    tiny.train(tmp_path / "run", config)
+    tiny.assert_same_bits(tiny.saved_state(tmp_path / "run", config).params, tiny.saved_state(whole, CONFIG).params)
+
+
+def test_more_records_than_a_dispatch_holds(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "DISPATCH_SECONDS", 1e9)
+    config = tiny.make_config("log.rows_every=1", "log.scalars_every=39", "checkpoint.every=39", "train.eval_every=39")
+    tiny.train(tmp_path / "run", config)
+    rows = tiny.dataset(tmp_path / "run" / "rows.zarr")
+    assert rows["step"].tolist() == list(range(40))
+    counts = np.stack([np.bincount(np.ravel(build_stream(CONFIG).batch(k).inputs), minlength=20) for k in (0, 17, 38)])
+    np.testing.assert_array_equal(rows["input_count"][[0, 17, 38]], counts)
+
+
+def test_scarce_text_is_used_as_far_as_it_goes(tmp_path):
+    config = tiny.write_letters(tmp_path, "log.probe_tokens=50")
+    interrupt(tmp_path / "run", 13, config)
+    tiny.train(tmp_path / "run", config)
+    run = open_run(tmp_path / "run")
+    assert run.config == config
+    assert "loss/excess" not in run.tags()
+    assert run.scalars("loss/eval")[39] < run.scalars("loss/eval")[0]
+    assert set(run.scalars("probe/tokens").values()) == {20.0}
+    # Letters of the held-out text lie in all bands, and ids that are no letters in none.
+    assert {tag.split("/")[1] for tag in run.tags() if tag.startswith("band/")} == {"0", "1", "2", "3", "4", "unseen"}
+    assert "band/unseen/loss" not in run.tags()
+    (tmp_path / "letters.txt").write_bytes(tiny.LETTERS[::-1])
+    with pytest.raises(ConfigError, match=r"text_heldout\.sha256: .*; text_train\.sha256: "):
+        tiny.train(tmp_path / "run", config)
+
+
+def test_nothing_is_compiled_after_the_first_run(whole, tmp_path, monkeypatch):
+    compiled = []
+
+    def listen(event, _, **__):
+        if event.endswith("backend_compile_duration"):
+            compiled.append(event)
+
+    def all_of_it(seed, seconds):
+        monkeypatch.setattr(loop, "DISPATCH_SECONDS", seconds)
+        config = tiny.make_config(f"seed={seed}")
+        interrupt(tmp_path / f"run{seed}", 13, config)
+        tiny.train(tmp_path / f"run{seed}", config)
+
+    all_of_it(1, 0.25)
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        for seed, seconds in ((2, 0.0), (3, 1e-3), (4, 1e-2)):
+            all_of_it(seed, seconds)
+        assert not compiled
+        jax.jit(lambda x: x + 1)(1.0)
+        assert compiled  # the listener hears
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_a_finished_run_is_left_as_it_is(whole):
+    before = {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
+    tiny.train(whole, CONFIG)
+    assert {path: path.stat().st_mtime_ns for path in whole.rglob("*")} == before
+
+
+def test_the_folder_of_another_config_is_refused(whole, tmp_path):
+    place = tmp_path / "run"
+    shutil.copytree(whole, place)
+    other = tiny.make_config("optimizer.learning_rate=0.1", "log.tokens=1")
+    with pytest.raises(ConfigError, match=r"log\.tokens: \[\] -> \[1\]; optimizer\.learning_rate: 0\.05 -> 0\.1"):
+        tiny.train(place, other)
+    tiny.assert_same_run(place, whole, CONFIG)
+
+
+# Stopping and going on
+
+
+def test_going_on_in_a_new_trainer_after_a_third(whole, tmp_path):
+    place = tmp_path / "run"
+    step = interrupt(place, 13)
+    assert 13 <= step < 39
+    assert not is_finished(place, 39)
+    tiny.train(place, CONFIG, trainer=tiny.new_trainer(CONFIG))
+    tiny.assert_same_run(place, whole, CONFIG)
+
+
+@pytest.mark.usefixtures("one_by_one")
+@pytest.mark.parametrize("updates", [0, 1, 4, 7, 12, 17, 35, 37])
+def test_going_on_from_any_step(whole, tmp_path, updates):
+    place = tmp_path / "run"
+    stopped = interrupt(place, updates)
+    assert stopped == (updates + 1 if updates else 0)
+    if updates:
+        assert checkpoint_steps(place)[-1] == stopped
+        on_grid = stopped in tiny.EVALUATION_STEPS
+        assert (place / "checkpoints" / str(stopped) / "metrics").exists() == on_grid
+    assert all(line["step"] < max(stopped, 1) for line in read_metrics(place))
+    tiny.train(place, CONFIG)
+    tiny.assert_same_run(place, whole, CONFIG)
+
+
+@pytest.mark.usefixtures("one_by_one")
+def test_stopping_again_and_again(whole, tmp_path):
+    place = tmp_path / "run"
+    stops = [interrupt(place, updates) for updates in (0, 0, 3, 4, 4, 8, 9, 20, 37)]
+    assert stops == [0, 0, 4, 4, 4, 9, 9, 21, 38]
+    tiny.train(place, CONFIG)
+    tiny.assert_same_run(place, whole, CONFIG)
+    assert len(list(place.glob("events.out.tfevents.*"))) == 10
+    shown, expected = tiny.accumulate(place), tiny.accumulate(whole)
+    assert shown.Tags() == expected.Tags()
+    for tag in shown.Tags()["scalars"]:
+        assert sorted(e.step for e in shown.Scalars(tag)) == [e.step for e in expected.Scalars(tag)], tag
+    for tag in shown.Tags()["histograms"]:
+        assert sorted(e.step for e in shown.Histograms(tag)) == tiny.ROW_STEPS, tag
+
+
+def test_a_stop_at_the_last_step_finishes(whole, tmp_path):
+    tiny.train(tmp_path / "run", CONFIG, stop_after=39)
+    tiny.assert_same_run(tmp_path / "run", whole, CONFIG)
+
+
+@pytest.mark.parametrize("left", [0, 30])
+def test_the_final_record_is_made_up_for(whole, tmp_path, left):
+    """The last checkpoint was saved, and the last line of the metrics not, or not whole."""
+    place = tmp_path / "run"
+    shutil.copytree(whole, place)
+    path = place / "metrics.jsonl"
+    *lines, last = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines) + last[:left])
+    assert not is_finished(place, 39)
+    tiny.train(place, CONFIG)
+    tiny.assert_same_run(place, whole, CONFIG)
+
+
+def test_torn_files_are_mended(whole, tmp_path):
+    place = tmp_path / "run"
+    interrupt(place, 13)
+    (events,) = place.glob("events.out.tfevents.*")
+    data = events.read_bytes()
+    events.write_bytes(data + data[:33])
+    with (place / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 14, "loss/tr')
+    tiny.train(place, CONFIG)
+    tiny.assert_same_run(place, whole, CONFIG)
+
+
+def test_a_lost_checkpoint_costs_only_time(whole, tmp_path):
+    """What lies past the older checkpoint is cut off and done again."""
+    place = tmp_path / "run"
+    shutil.copytree(whole, place)
+    shutil.rmtree(place / "checkpoints" / "39")
+    os.truncate(place / "metrics.jsonl", (place / "metrics.jsonl").stat().st_size - 5)
+    tiny.train(place, CONFIG)
+    tiny.assert_same_run(place, whole, CONFIG)
+
+
+def test_a_damaged_checkpoint_stops_the_run_and_changes_nothing(whole, tmp_path):
+    place = tmp_path / "run"
+    step = interrupt(place, 13)
+    for path in (place / "checkpoints" / str(step) / "state" / "d").iterdir():
+        path.write_bytes(path.read_bytes()[:-9])
+    before = [(place / name).read_bytes() for name in ("metrics.jsonl", "rows.zarr/zarr.json")]
+    with pytest.raises(Damaged, match=rf"^the checkpoint {place}/checkpoints/{step} is damaged [^\n]*$"):
+        tiny.train(place, CONFIG)
+    assert [(place / name).read_bytes() for name in ("metrics.jsonl", "rows.zarr/zarr.json")] == before
+
+
+# Kill the process just before, or just after, the n-th call of a method.
+KILL = """
+import os, signal, sys
+from pathlib import Path
+from tests import tiny
+from tied_lm.board import Board
+from tied_lm.checkpoint import Checkpoints
+from tied_lm.rowlog import RowLog
+
+place, owner, name, call, moment = sys.argv[1:]
+owner, calls = vars()[owner], 0
+method = getattr(owner, name)
+
+def deadly(*args, **kwargs):
+    global calls
+    calls += 1
+    if calls == int(call) and moment == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    result = method(*args, **kwargs)
+    if calls == int(call):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return result
+
+setattr(owner, name, deadly)
+tiny.train(Path(place), tiny.make_config())
+"""
+
+
+@pytest.mark.slow
+def test_killed_in_the_middle_again_and_again(whole, tmp_path):
+    place = tmp_path / "run"
+    points = [
+        ("Checkpoints", "save", "1", "after"),  # while the first checkpoint is being written
+        ("RowLog", "_publish", "5", "before"),  # between the resize of the rows and the group's metadata
+        ("Board", "flush", "1", "before"),  # rows on the disk, scalars not
+        ("Checkpoints", "save", "1", "before"),  # all on the disk but the checkpoint
+        ("Board", "scalars", "9", "after"),  # in the middle of a dispatch
+    ]
+    # So that only the first of the processes compiles.
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    for point in points:
+        command = [sys.executable, "-c", KILL, str(place), *point]
+        done = subprocess.run(command, cwd=ROOT, env=os.environ | cache, capture_output=True, text=True, check=False)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        assert not is_finished(place, 39)
+        with open_run(place).rows as rows:
+            assert rows.step.values.tolist() == tiny.ROW_STEPS[: rows.sizes["step"]]
+            assert np.all(rows.scoring.values > 0)
+    tiny.train(place, CONFIG)
+    tiny.assert_same_run(place, whole, CONFIG)
+
+
+# A run that fails
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("optimizer.learning_rate=1e30",),
+        ("optimizer.learning_rate=1e4", "log.rows_every=100", "log.scalars_every=100", "train.eval_every=1"),
+        ("optimizer.learning_rate=1e4", "log.rows_every=100", "log.scalars_every=1", "train.eval_every=100"),
+        ("optimizer.learning_rate=1e4", "log.rows_every=100", "log.scalars_every=100", "train.eval_every=100"),
+    ],
+)
+def test_a_run_that_diverges_says_so_and_saves_nothing_broken(tmp_path, caplog, overrides):
+    config = tiny.make_config("optimizer.name=sgd", "checkpoint.every=1", "checkpoint.keep=40", *overrides)
+    place = tmp_path / "run"
+    with pytest.raises(Diverged, match=r"^[^\n]* no longer finite at step \d+$"):
+        tiny.train(place, config)
+    assert not caplog.records
+    for line in (place / "metrics.jsonl").read_text().splitlines():
+        values = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} in the metrics"))
+        assert all(map(math.isfinite, values.values()))
+    for step in checkpoint_steps(place)[::-1]:
+        state = tiny.saved_state(place, config)
+        assert int(state.step) == step
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
+        shutil.rmtree(place / "checkpoints" / str(step))

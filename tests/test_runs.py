@@ -1,0 +1,98 @@
+"""Reading runs back."""
+
+import shutil
+import threading
+
+import numpy as np
+import pytest
+
+from tests import tiny
+from tied_lm import RowStats, loop, open_run
+from tied_lm.loop import train_run
+from tied_lm.train import build_stream
+
+
+@pytest.fixture(scope="module")
+def config():
+    return tiny.make_config("log.tokens=3,5")
+
+
+@pytest.fixture(scope="module")
+def place(config, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "tied" / "seed0"
+    tiny.train(folder, config)
+    return folder
+
+
+def test_the_config_comes_back(place, config):
+    assert open_run(place).config == config
+    assert open_run(str(place)).config == config
+
+
+def test_scalars_by_step(place):
+    run = open_run(place)
+    losses = run.scalars("loss/eval")
+    assert list(losses) == tiny.EVALUATION_STEPS
+    assert list(run.scalars("loss/train")) == tiny.SCALAR_STEPS[1:]
+    assert losses[0] == pytest.approx(np.log(20), abs=0.05)
+    assert losses[39] < losses[0]
+    assert run.last()["loss/eval"] == losses[39]
+    assert run.last()["step"] == 39
+    assert "loss/eval" in run.tags()
+    assert "step" not in run.tags()
+
+
+def test_an_unknown_tag_lists_those_there_are(place):
+    with pytest.raises(KeyError, match=r"'loss/evil' is not among the tags .*loss/eval.*split/share"):
+        open_run(place).scalars("loss/evil")
+
+
+def test_rows_over_step_and_token(place):
+    with open_run(place).rows as rows, open_run(place).probe as probe:
+        assert dict(rows.sizes) == {"step": len(tiny.ROW_STEPS), "token": 20}
+        np.testing.assert_array_equal(rows.step, tiny.ROW_STEPS)
+        np.testing.assert_array_equal(probe.step, tiny.PROBE_STEPS)
+        for name in (*RowStats._fields, "update"):
+            assert rows[name].dims == ("step", "token")
+            assert rows[name].dtype == np.float32
+        assert rows.lookup.sel(step=16, token=3).shape == ()
+        np.testing.assert_array_equal(rows.input_count.sum("token"), [10.0] * len(tiny.ROW_STEPS))
+        np.testing.assert_array_equal(probe.target_count.sum("token"), [17.0] * len(tiny.PROBE_STEPS))
+
+
+def test_a_running_run_can_be_read(tmp_path, config, monkeypatch):
+    """At every moment a reader sees whole records, from none to all."""
+    monkeypatch.setattr(loop, "FLUSH_SECONDS", 0.0)
+    monkeypatch.setattr(loop, "DISPATCH_SECONDS", 0.0)
+    seen = []
+
+    def look(_):
+        run = open_run(tmp_path / "run")
+        assert run.config == config
+        if not (tmp_path / "run" / "rows.zarr" / "zarr.json").exists():
+            return
+        with run.rows as rows:
+            steps = rows.step.values
+            assert steps.tolist() == tiny.ROW_STEPS[: steps.size]
+            assert np.all(rows.scoring.values > 0)
+            seen.append((steps.size, len(run.tags())))
+        if run.tags():
+            assert run.scalars("loss/eval")[0] > 0
+
+    train_run(tiny.trainer_of(config), config, build_stream(config), tmp_path / "run", threading.Event(), look)
+    assert seen[0] == (0, 0)
+    assert len({size for size, _ in seen}) >= len(tiny.ROW_STEPS) - 1
+    assert seen == sorted(seen)
+
+
+def test_a_run_that_has_not_begun_to_write(place, tmp_path):
+    shutil.copy(place / "config.json", tmp_path)
+    run = open_run(tmp_path)
+    assert run.tags() == set()
+    with pytest.raises(KeyError):
+        run.scalars("loss/eval")
+
+
+def test_no_run(tmp_path):
+    with pytest.raises(FileNotFoundError, match="is no run"):
+        open_run(tmp_path)
