@@ -25,7 +25,7 @@ from experiments.command import cache_compiled_programs
 from tied_lm import TiedEmbedding
 from tied_lm.comparison import build_arms
 from tied_lm.config import build_comparison, override
-from tied_lm.gradients import backward, stats_of
+from tied_lm.gradients import backward, loss_and_gradients, stats_of
 from tied_lm.loop import train_run
 from tied_lm.loss import vocabulary_loss
 from tied_lm.schedule import Schedule
@@ -182,7 +182,7 @@ def measure_growth(rounds: int) -> float:
 
 
 def measure_dispatch(rounds: int) -> float:
-    """Updates per second with the split recorded at every step, over those of a loop that fetches each step's loss."""
+    """Updates per second with the split recorded at every step, over those of a loop that fetches each step's."""
     values = toy.get_config().to_dict()
     sizes = {"data.vocab_size": 64, "model.features": 16, "data.batch_size": 4, "data.length": 64}
     for field, value in sizes.items():
@@ -194,22 +194,17 @@ def measure_dispatch(rounds: int) -> float:
     @jax.jit
     def one(params: Any, moments: Any, step: jax.Array) -> Any:
         batch = arm.stream.batch(step)
-
-        def loss(params: Any) -> jax.Array:
-            logits = model.apply({"params": params}, batch.inputs)
-            return optax.softmax_cross_entropy_with_integer_labels(logits, batch.targets).mean()
-
-        value, gradients = jax.value_and_grad(loss)(params)
+        loss, gradients, stats = loss_and_gradients(model, params, batch.inputs, batch.targets, rows=True)
         updates, moments = optimizer.update(gradients, moments, params)
-        return optax.apply_updates(params, updates), moments, value
+        return optax.apply_updates(params, updates), moments, (loss, stats)
 
     state = trainer.init(np.uint32(0))
 
     def loop() -> None:
         params, moments = state.params, state.opt_state
         for step in range(slots):
-            params, moments, value = one(params, moments, step)
-            float(value)
+            params, moments, metrics = one(params, moments, step)
+            jax.device_get(metrics)
 
     def dispatch() -> None:
         new = jax.tree.map(jnp.copy, state)
@@ -218,8 +213,8 @@ def measure_dispatch(rounds: int) -> float:
     return ratio(interleave({"loop": loop, "dispatch": dispatch}, rounds), "loop", "dispatch")
 
 
-def measure_recording(rounds: int) -> float:
-    """Time of a run of the default config over that of one without records of the rows."""
+def measure_recording(rounds: int) -> dict[str, float]:
+    """Time of a run of the default config over that of one without records of batches, and without the probe too."""
     arm = build_arms(build_comparison(toy.get_config().to_dict()))["tied"]
     full = Schedule.of(arm.config)
 
@@ -231,8 +226,10 @@ def measure_recording(rounds: int) -> float:
 
         return go
 
-    runs = {"on": run(full), "off": run(dataclasses.replace(full, rows=[], probes=[]))}
-    return ratio(interleave(runs, rounds), "on", "off")
+    without = dataclasses.replace(full, rows=[])
+    runs = {"on": run(full), "rows": run(without), "rows and probe": run(dataclasses.replace(without, probes=[]))}
+    times = interleave(runs, rounds)
+    return {name: ratio(times, "on", name) for name in ("rows", "rows and probe")}
 
 
 def measure_start() -> dict[str, float]:
@@ -273,10 +270,9 @@ def main() -> None:
     keys = [key for key in shapes[0] if key not in ("shape", "ms")]
     header = ["whole step, ratios", *(", ".join(map(str, s["shape"])) for s in shapes)]
     print(table([header, *([key, *(f"{s[key]:.2f}" for s in shapes)] for key in keys)]))
-    print(
-        f"\n  {found['dispatch / loop']:.1f} x  updates/s of a tiny model with the split at every step, over a plain loop"
-    )
-    print(f"  {found['recording on / off']:.3f}  time of a default run, recording on over off")
+    print(f"\n  {found['dispatch / loop']:.1f} x  updates/s of a tiny model, split at each step, over a per-step loop")
+    for name, value in found["recording on / off"].items():
+        print(f"  {value:.3f}  time of a default run, over that without records of the {name}")
     print(f"  {found['growth in V']:.2f}   log-log slope of the time of a step in V, {GROWTH[0]:,} to {GROWTH[-1]:,}")
     print(f"  {found['seconds']['first start']:.1f} s  from command to the end of a run of one update")
     print(f"  {found['seconds']['help']:.1f} s  --help")

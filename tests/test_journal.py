@@ -8,10 +8,11 @@ import xarray as xr
 
 from tests import tiny
 from tied_lm.bands import UNSEEN
-from tied_lm.gradients import RowStats
+from tied_lm.gradients import PARTS, RowStats
+from tied_lm.histogram import log_histogram
 from tied_lm.journal import Journal
+from tied_lm.records import Record
 from tied_lm.rowlog import RowLog
-from tied_lm.train import Records
 
 V = 6
 FREQUENCIES = np.array([0.1, 0.4, 0.0, 0.2, 0.3, 0.0])
@@ -41,7 +42,8 @@ def stats(step):
 
 def record(step, vocabulary=("embedding",)):
     by_parameter = {name: np.full(V, step + k, np.float32) for k, name in enumerate(vocabulary)}
-    return Records(stats(step), by_parameter, {k: v + 0.5 for k, v in by_parameter.items()}, np.float32(0))
+    histograms = np.array([log_histogram(getattr(stats(step), part)) for part in PARTS])
+    return Record(stats(step), by_parameter, {k: v + 0.5 for k, v in by_parameter.items()}, histograms, np.float32(0))
 
 
 def lines_of(folder):

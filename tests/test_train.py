@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests import tiny
-from tied_lm import loss_and_gradients, row_stats, split_gradients
+from tied_lm import loop, loss_and_gradients, row_stats, split_gradients
 from tied_lm.config import ConfigError
 from tied_lm.gradients import PARTS, RowStats
 from tied_lm.train import build_model, build_stream
@@ -38,7 +38,7 @@ def advance(config, lengths, record_at=()):
         due = [s for s in record_at if step <= s < step + length]
         slots = tiny.slots(trainer, due)
         state, found = trainer.advance(state, stream, np.int32(length), slots, step == 0)
-        records |= {s: found.slot(i) for i, s in enumerate(due)}
+        records |= {s: found.read(i, trainer.model.vocabulary) for i, s in enumerate(due)}
         step += length
     return state, records
 
@@ -180,6 +180,32 @@ def test_one_program_serves_all_lengths_and_seeds():
             state, _ = trainer.advance(state, stream, np.int32(length), tiny.slots(trainer, steps), new)
         assert int(state.step) == 39
     assert [program._cache_size() - n for program, n in zip(programs, before, strict=True)] == [1, 1]
+
+
+def test_nothing_is_compiled_after_the_first_run(tmp_path, monkeypatch):
+    compiled = []
+
+    def listen(event, _, **__):
+        if event.endswith("backend_compile_duration"):
+            compiled.append(event)
+
+    def stop_and_go_on(seed, seconds):
+        monkeypatch.setattr(loop, "DISPATCH_SECONDS", seconds)
+        config = tiny.make_config(f"seed={seed}")
+        with pytest.raises(loop.Interrupted):
+            tiny.train(tmp_path / f"run{seed}", config, stop_after=13)
+        tiny.train(tmp_path / f"run{seed}", config)
+
+    stop_and_go_on(1, 0.25)
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        for seed, seconds in ((2, 0.0), (3, 1e-3), (4, 1e-2)):
+            stop_and_go_on(seed, seconds)
+        assert not compiled
+        jax.jit(lambda x: x + 1)(1.0)
+        assert compiled  # the listener hears
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
 
 
 @pytest.mark.parametrize(("name", "tokens"), [("tied", 7), ("tied", 30), *((name, 17) for name in ARMS)])

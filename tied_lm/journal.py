@@ -13,8 +13,8 @@ from tied_lm import bands as bands_
 from tied_lm.board import Board
 from tied_lm.folder import METRICS, read_metrics
 from tied_lm.gradients import PARTS, RowStats
+from tied_lm.records import Record
 from tied_lm.rowlog import RowLog
-from tied_lm.train import Records
 
 ROWS = "rows.zarr"
 PROBE = "probe.zarr"
@@ -83,14 +83,14 @@ class Journal:
         self,
         step: int,
         scalars: Mapping[str, float],
-        record: Records | None = None,
+        record: Record | None = None,
         probe: RowStats | None = None,
     ) -> None:
         """Write down all there is of one step; each step is written once, in order.
 
         Args:
             scalars: values by tag.
-            record: of this step's batch and update (one slot).
+            record: of this step's batch and update.
             probe: row statistics over the probe.
         """
         scalars = dict(scalars)

@@ -18,9 +18,10 @@ from tied_lm.background import Background
 from tied_lm.checkpoint import METRIC, Checkpoints
 from tied_lm.config import Config, to_dict
 from tied_lm.journal import Journal
+from tied_lm.records import Records
 from tied_lm.schedule import Schedule
 from tied_lm.streams import Stream
-from tied_lm.train import Evaluation, Probe, Records, Trainer, Window
+from tied_lm.train import Evaluation, Probe, Trainer, Window
 
 DISPATCH_SECONDS = 0.25  # long enough to hide the host's work, short enough to stop soon and to show progress
 FLUSH_SECONDS = 10.0
@@ -225,7 +226,7 @@ class _Loop:
             step_scalars = dict(scalars) if at_start else {}
             record = None
             if step in d.record_at:
-                record = d.records.slot(d.record_at.index(step))
+                record = d.records.read(d.record_at.index(step), self.trainer.model.vocabulary)
                 step_scalars["split/residual"] = float(record.residual)
             probe = d.due.probe.stats if at_start and d.due.probe is not None else None
             if not _is_finite((record, probe)):

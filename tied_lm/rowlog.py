@@ -46,8 +46,7 @@ class RowLog:
                 kind = "int64" if values.dtype.kind == "i" else "float64"
                 self._open(name, ("token",), values.shape, kind, {}).write(values.astype(kind)).result()
         self.arrays["step"] = steps  # last, here and in every resize
-        length = min([self._length(), *(array.shape[0] for array in self.arrays.values())])
-        kept = np.asarray(steps[:length].read().result())
+        kept = np.asarray(steps[: self._length()].read().result())
         self._cut(int(np.searchsorted(kept, first_step)))
 
     def _open(

@@ -27,8 +27,9 @@ from tied_lm.gradients import (
     sum_rule_residual,
     tables,
 )
-from tied_lm.histogram import BINS, log_histogram
+from tied_lm.histogram import log_histogram
 from tied_lm.loss import negative_log_likelihood
+from tied_lm.records import Record, Records, pack
 from tied_lm.streams import STREAMS, Batch, Stream, named_key
 
 
@@ -46,20 +47,6 @@ class TrainState:
     params: PyTree
     opt_state: PyTree
     window: Window
-
-
-class Records(NamedTuple):
-    """What the updates at the recorded steps saw and did, one entry for each slot (S)."""
-
-    stats: RowStats  # fields (S, V)
-    histograms: Int[Array, "S parts bins"]  # of the row norms of each of PARTS
-    updates: dict[str, Float[Array, "S V"]]  # L2 norms of the rows of the applied updates, by vocabulary parameter
-    weights: dict[str, Float[Array, "S V"]]  # and of the rows themselves, before the update
-    residual: Float[Array, "S"]
-
-    def slot(self, index: int) -> "Records":
-        """The record in one slot; its fields lack the leading axis."""
-        return jax.tree.map(lambda slots: slots[index], self)
 
 
 class Evaluation(NamedTuple):
@@ -107,7 +94,7 @@ class Trainer:
         self.bands = jnp.asarray(frequency_bands)
         self.band_count = int(frequency_bands.max()) + 1
         # Records held on the device in one dispatch: few for large vocabularies, to bound their memory.
-        self.slots = max(1, min(16, 2**20 // config.data.vocab_size))
+        self.slots = max(1, min(128, 2**18 // config.data.vocab_size))
 
     @functools.partial(jax.jit, static_argnames="self")
     def init(self, seed: int) -> TrainState:
@@ -132,7 +119,7 @@ class Trainer:
         """Do some updates in one dispatch; their number is traced, so that no number recompiles.
 
         Args:
-            record_at: steps whose update is recorded, one for each slot; -1 leaves a slot empty.
+            record_at: steps whose update is recorded, in order, one for each slot; -1 in slots that stay empty.
             new_window: whether the window starts afresh.
 
         The record is made beside the update and never changes it: a run has the same bits with and without.
@@ -141,42 +128,41 @@ class Trainer:
         state = dataclasses.replace(
             state, window=jax.tree.map(lambda a, b: jnp.where(new_window, a, b), empty, state.window)
         )
-        shape = (self.slots, self.config.data.vocab_size)
-        row_fields = {
-            name: jnp.zeros(shape, jnp.int32 if "count" in name else jnp.float32) for name in RowStats._fields
-        }
-        by_parameter = {name: jnp.zeros(shape) for name in self.model.vocabulary}
-        histograms = jnp.zeros((self.slots, len(PARTS), BINS), jnp.int32)
-        records = Records(RowStats(**row_fields), histograms, by_parameter, by_parameter, jnp.zeros(self.slots))
+        vocabulary = self.model.vocabulary
+        # One slot more, into which what is not recorded goes: a branch that passed the slots on would copy them all.
+        records = Records.empty(self.slots + 1, self.config.data.vocab_size, len(vocabulary))
+        nothing = jax.tree.map(lambda slots: slots[0], records)
 
-        def one(_: int, carry: tuple[TrainState, Records]) -> tuple[TrainState, Records]:
-            state, records = carry
+        def one(_: int, carry: tuple[TrainState, Records, Array]) -> tuple[TrainState, Records, Array]:
+            state, records, used = carry
             batch = stream.batch(state.step)
             b = backward(self.model, state.params, batch.inputs, batch.targets, mask=batch.mask, train=True)
             changes, opt_state = self.optimizer.update(b.gradients, state.opt_state, state.params)
 
-            def record(records: Records) -> Records:
-                slot = jnp.argmax(record_at == state.step)
+            def record() -> Records:
                 stats = stats_of(b)
-                new = Records(
-                    stats,
-                    jnp.stack([log_histogram(getattr(stats, part)) for part in PARTS]),
-                    {name: jnp.linalg.norm(changes[name], axis=-1) for name in self.model.vocabulary},
-                    {name: jnp.linalg.norm(state.params[name], axis=-1) for name in self.model.vocabulary},
-                    sum_rule_residual(self.model, b),
+                return pack(
+                    Record(
+                        stats,
+                        {name: jnp.linalg.norm(changes[name], axis=-1) for name in vocabulary},
+                        {name: jnp.linalg.norm(state.params[name], axis=-1) for name in vocabulary},
+                        jnp.stack([log_histogram(getattr(stats, part)) for part in PARTS]),
+                        sum_rule_residual(self.model, b),
+                    )
                 )
-                return jax.tree.map(lambda all_, one_: all_.at[slot].set(one_), records, new)
 
-            records = jax.lax.cond(jnp.any(record_at == state.step), record, lambda r: r, records)
+            wanted = record_at[used] == state.step  # the next one, since they are in order
+            records = records.write(jnp.where(wanted, used, self.slots), jax.lax.cond(wanted, record, lambda: nothing))
             window = Window(
                 state.window.loss + b.loss,
                 state.window.clipped + self._is_clipped(b),
                 state.window.updates + 1,
             )
             params = optax.apply_updates(state.params, changes)
-            return TrainState(state.step + 1, params, opt_state, window), records
+            return TrainState(state.step + 1, params, opt_state, window), records, used + wanted
 
-        return jax.lax.fori_loop(0, updates, one, (state, records))
+        state, records, _ = jax.lax.fori_loop(0, updates, one, (state, records, jnp.zeros((), jnp.int32)))
+        return state, records
 
     def _is_clipped(self, b: Backward) -> Int[Array, ""]:
         limit = self.config.optimizer.clip_norm
