@@ -70,6 +70,14 @@ def parse(description: str, arguments: list[str]) -> Command:
     return Command(Path(known.config).stem, values, known.workdir)
 
 
+def tensorboard_command(place: Path) -> str:
+    """What to type to see a folder in TensorBoard, whether or not the environment is activated."""
+    python = Path(sys.executable)
+    if python.is_relative_to(Path.cwd()):
+        python = python.relative_to(Path.cwd())
+    return f"{python} -m tensorboard.main --logdir {place}"
+
+
 def cache_compiled_programs() -> None:
     """Keep compiled programs in the user's cache folder, so that a second start need not compile."""
     import jax

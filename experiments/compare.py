@@ -4,7 +4,7 @@ import sys
 import threading
 from pathlib import Path
 
-from experiments.command import cache_compiled_programs, parse, run
+from experiments.command import cache_compiled_programs, parse, run, tensorboard_command
 
 
 def main(arguments: list[str], stop: threading.Event) -> None:
@@ -42,7 +42,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
             folder.write_json(place / c.SUMMARY, summary)
             write_report(place, summary)
     print(verdict(summary))
-    print(f"\nPictures: {place / REPORT}\nTensorBoard: tensorboard --logdir {place}")
+    print(f"\nPictures: {place / REPORT}\nTensorBoard: {tensorboard_command(place)}")
 
 
 if __name__ == "__main__":

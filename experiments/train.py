@@ -4,7 +4,7 @@ import sys
 import threading
 from pathlib import Path
 
-from experiments.command import cache_compiled_programs, parse, run
+from experiments.command import cache_compiled_programs, parse, run, tensorboard_command
 
 
 def main(arguments: list[str], stop: threading.Event) -> None:
@@ -44,7 +44,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     }.items():
         if tag in last:
             print(f"  {last[tag]:8.4f}  {words}")
-    print(f"TensorBoard: tensorboard --logdir {place}")
+    print(f"TensorBoard: {tensorboard_command(place)}")
 
 
 if __name__ == "__main__":

@@ -136,7 +136,7 @@ def test_comparison_leaves_what_it_promises(small):
     losses = {name: arm["eval_loss"]["per_seed"] for name, arm in summary["arms"].items()}
     np.testing.assert_allclose(summary["difference"]["per_seed"], np.subtract(losses["tied"], losses["untied"]))
     assert "bands" in summary["arms"]["tied"]
-    assert f"tensorboard --logdir {place}" in out
+    assert f"-m tensorboard.main --logdir {place}" in out
 
 
 def test_pairs_share_batches_and_initial_embedding(small):

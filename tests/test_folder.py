@@ -94,6 +94,14 @@ def test_a_run_refuses_a_folder_that_is_not_free(tmp_path):
     assert contents(tmp_path) == {"notes.txt": b"hello"}
 
 
+def test_a_run_refuses_the_folder_of_another_config(tmp_path):
+    write_json(tmp_path / "config.json", VALUES)
+    before = contents(tmp_path)
+    with pytest.raises(ConfigError, match=r"optimizer\.learning_rate: 0\.05 -> 0\.1"):
+        tiny.train(tmp_path, tiny.make_config("optimizer.learning_rate=0.1"))
+    assert contents(tmp_path) == before
+
+
 LOCK = """
 import sys
 from pathlib import Path

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from tests import tiny
@@ -20,6 +21,7 @@ from tied_lm import loop, open_run, row_stats
 from tied_lm.checkpoint import Damaged
 from tied_lm.config import ConfigError
 from tied_lm.folder import is_finished, read_metrics
+from tied_lm.journal import Journal
 from tied_lm.loop import Diverged, Interrupted
 from tied_lm.train import Trainer, build_model, build_stream
 
@@ -52,9 +54,6 @@ def interrupt(place, updates, config=CONFIG, trainer=None):
 
 def checkpoint_steps(place):
     return sorted(int(path.name) for path in (place / "checkpoints").iterdir())
-
-
-# What a run does
 
 
 def test_exactly_the_updates_of_the_config(whole):
@@ -181,18 +180,6 @@ def test_a_finished_run_is_left_as_it_is(whole):
     assert {path: path.stat().st_mtime_ns for path in whole.rglob("*")} == before
 
 
-def test_the_folder_of_another_config_is_refused(whole, tmp_path):
-    place = tmp_path / "run"
-    shutil.copytree(whole, place)
-    other = tiny.make_config("optimizer.learning_rate=0.1", "log.tokens=1")
-    with pytest.raises(ConfigError, match=r"log\.tokens: \[\] -> \[1\]; optimizer\.learning_rate: 0\.05 -> 0\.1"):
-        tiny.train(place, other)
-    tiny.assert_same_run(place, whole, CONFIG)
-
-
-# Stopping and going on
-
-
 def test_going_on_in_a_new_trainer_after_a_third(whole, tmp_path):
     place = tmp_path / "run"
     step = interrupt(place, 13)
@@ -248,6 +235,28 @@ def test_the_final_record_is_made_up_for(whole, tmp_path, left):
     *lines, last = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines) + last[:left])
     assert not is_finished(place, 39)
+    tiny.train(place, CONFIG)
+    tiny.assert_same_run(place, whole, CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "step"),
+    [(Journal, "write", 10), (ocp.CheckpointManager, "_finalize", 39)],
+    ids=["record", "save"],
+)
+def test_an_error_of_another_thread_stops_the_run(whole, tmp_path, monkeypatch, owner, name, step):
+    place, method = tmp_path / "run", getattr(owner, name)
+
+    def fail(self, at, *rest):
+        if at == step:
+            raise OSError("no space left on device")
+        return method(self, at, *rest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, fail)
+        with pytest.raises(OSError, match="no space left on device"):
+            tiny.train(place, CONFIG)
+    assert all(line["step"] < step for line in read_metrics(place))
     tiny.train(place, CONFIG)
     tiny.assert_same_run(place, whole, CONFIG)
 
@@ -335,9 +344,6 @@ def test_killed_in_the_middle_again_and_again(whole, tmp_path):
             assert np.all(rows.scoring.values > 0)
     tiny.train(place, CONFIG)
     tiny.assert_same_run(place, whole, CONFIG)
-
-
-# A run that fails
 
 
 def finite(text):

@@ -255,7 +255,8 @@ class _Loop:
             raise Diverged(f"{bad[0]} is no longer finite at step {d.step}")
         if d.updates:
             wanted = int(DISPATCH_SECONDS * d.updates / seconds)
-            self.dispatch_updates = min(max(wanted, 1), 4 * self.dispatch_updates)
+            # One slow dispatch, which waited for a checkpoint perhaps, should not make the next ones tiny.
+            self.dispatch_updates = min(max(wanted, self.dispatch_updates // 2, 1), 4 * self.dispatch_updates)
         if d.due.window is not None:
             scalars["time/seconds"] = now - self.started
             scalars["time/ms_per_update"] = 1e3 * seconds / max(d.updates, 1)

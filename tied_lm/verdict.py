@@ -1,5 +1,6 @@
 """A summary in words and as a table, for the terminal."""
 
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -132,7 +133,7 @@ def accounts(summary: Mapping[str, Any]) -> list[str]:
         account = arm["account"]
         parts = [
             f"{account['vocabulary']:,} in the vocabulary"
-            + (f" ({account['saved']:,} saved)" if account["saved"] else ""),
+            + (f" ({account['saved']:,} saved by tying)" if account["saved"] else ""),
             f"{account['body']:,} in the body",
             f"{_bytes(account['parameter_bytes'])} and {_bytes(account['optimizer_bytes'])} of optimizer state",
             f"{arm['clipped']:.0%} of the updates clipped",
@@ -146,4 +147,4 @@ def verdict(summary: Mapping[str, Any]) -> str:
     parts = ["Losses in nats a token; in brackets the 95% t interval over seeds.\n" + table(arm_table(summary))]
     parts += [_band_table(summary, name) for name, arm in summary["arms"].items() if arm["tied"]]
     parts[0] += "\n" + "\n".join("  " + line for line in accounts(summary))
-    return "\n\n".join([*parts, "\n".join(conclusions(summary))])
+    return "\n\n".join([*parts, *(textwrap.fill(sentence, 100) for sentence in conclusions(summary))])
