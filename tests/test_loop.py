@@ -329,7 +329,6 @@ def test_killed_in_the_middle_again_and_again(whole, tmp_path):
         ("Checkpoints", "save", "1", "after"),  # while the first checkpoint is being written
         ("RowLog", "_publish", "5", "before"),  # between the resize of the rows and the group's metadata
         ("Board", "flush", "1", "before"),  # rows on the disk, scalars not
-        ("Checkpoints", "save", "1", "before"),  # all on the disk but the checkpoint
         ("Board", "scalars", "9", "after"),  # in the middle of a dispatch
     ]
     # So that only the first of the processes compiles.

@@ -169,8 +169,9 @@ def test_the_start_depends_on_the_seed():
 
 
 def test_one_program_serves_all_lengths_and_seeds():
-    config = tiny.make_config("optimizer.name=momentum")
-    trainer = tiny.new_trainer(config)
+    config = tiny.make_config()
+    trainer = tiny.trainer_of(config)
+    advance(config, [1])
     programs = (type(trainer).advance, type(trainer).init)
     before = [program._cache_size() for program in programs]
     for seed in (0, 1, 2**32 - 1):
@@ -179,7 +180,7 @@ def test_one_program_serves_all_lengths_and_seeds():
         for length, steps, new in ((1, [0], True), (2, [], False), (7, [3, 9], True), (29, list(range(10, 26)), False)):
             state, _ = trainer.advance(state, stream, np.int32(length), tiny.slots(trainer, steps), new)
         assert int(state.step) == 39
-    assert [program._cache_size() - n for program, n in zip(programs, before, strict=True)] == [1, 1]
+    assert [program._cache_size() for program in programs] == before
 
 
 def test_nothing_is_compiled_after_the_first_run(tmp_path, monkeypatch):
@@ -208,7 +209,7 @@ def test_nothing_is_compiled_after_the_first_run(tmp_path, monkeypatch):
         jax.monitoring.unregister_event_duration_listener(listen)
 
 
-@pytest.mark.parametrize(("name", "tokens"), [("tied", 7), ("tied", 30), *((name, 17) for name in ARMS)])
+@pytest.mark.parametrize(("name", "tokens"), [("tied", 7), *((name, 17) for name in ARMS)])
 def test_the_probe_is_the_split_of_all_its_tokens_at_once(name, tokens):
     arm = tiny.make_config(*ARMS[name])
     params = tiny.trajectory(arm)[20].params

@@ -115,6 +115,17 @@ def backward(
     )
 
 
+def _check_ids(model: VocabularyModel, **ids: Int[Array, "*N"]) -> None:
+    """Refuse ids outside the vocabulary, which a lookup would take for others. Under jit they cannot be seen."""
+    for name, values in ids.items():
+        if isinstance(values, jax.core.Tracer) or not values.size:
+            continue
+        low, high = int(values.min()), int(values.max())
+        if low < 0 or high >= model.vocab_size:
+            wrong = low if low < 0 else high
+            raise ValueError(f"{name} has {wrong}, which is not in [0, vocab_size = {model.vocab_size})")
+
+
 def tables(b: Backward) -> Tables:
     """The sums of the split, as tables."""
     zeros_VxD = jnp.zeros_like(b.expected)
@@ -223,14 +234,18 @@ def loss_and_gradients(
     """Mean loss in nats, its gradients in `params` (the inner tree), and with `rows` the statistics of the rows.
 
     Args:
-        mask: False where a target does not count. Every input is looked up all the same.
+        mask: False where a target does not count, and may be any number. Every input is looked up all the same.
+
+    Raises:
+        ValueError: an id is not in the vocabulary. Under jit this cannot be seen: check the ids before.
     """
+    _check_ids(model, inputs=inputs, targets=targets if mask is None else jnp.where(mask, targets, 0))
     b = backward(model, params, inputs, targets, mask=mask, rngs=rngs, train=train)
     return b.loss, b.gradients, stats_of(b) if rows else None
 
 
 def row_stats(model: VocabularyModel, params: PyTree, inputs: Int[Array, "*N"], targets: Int[Array, "*N"]) -> RowStats:
-    """Norms, cosines and counts of the rows for one batch.
+    """Norms, cosines and counts of the rows for one batch; errors as in `loss_and_gradients`.
 
     >>> import jax.numpy as jnp
     >>> from tied_lm import TiedEmbedding
@@ -241,13 +256,19 @@ def row_stats(model: VocabularyModel, params: PyTree, inputs: Int[Array, "*N"], 
     >>> bool(stats.lookup[1] == 0), bool(stats.scoring[1] > 0)  # never looked up, yet scored
     (True, True)
     """
+    _check_ids(model, inputs=inputs, targets=targets)
     return stats_of(backward(model, params, inputs, targets))
 
 
 def split_gradients(
     model: VocabularyModel, params: PyTree, inputs: Int[Array, "*N"], targets: Int[Array, "*N"]
 ) -> GradientSplit:
-    """The split as dense float32 tables, for study: two of size (V, D) for each part."""
+    """The split as dense float32 tables, for study.
+
+    Raises:
+        ValueError: an id is not in the vocabulary.
+    """
+    _check_ids(model, inputs=inputs, targets=targets)
     b = backward(model, params, inputs, targets)
     t = tables(b)
     scoring_VxD = t.expected - t.data
