@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import xarray as xr
 from tqdm import tqdm
 
 from configs import toy
@@ -28,6 +29,7 @@ from tied_lm.config import build_comparison, override
 from tied_lm.gradients import backward, loss_and_gradients, stats_of
 from tied_lm.loop import train_run
 from tied_lm.loss import vocabulary_loss
+from tied_lm.rowlog import RowLog
 from tied_lm.schedule import Schedule
 from tied_lm.verdict import table
 
@@ -232,6 +234,22 @@ def measure_recording(rounds: int) -> dict[str, float]:
     return {name: ratio(times, "on", name) for name in ("rows", "rows and probe")}
 
 
+def measure_history() -> float:
+    """Seconds to read one token's history out of 1,000 records of 50,000 rows."""
+    rows, rng = 50_000, np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as folder:
+        log = RowLog(Path(folder) / "rows.zarr", {"lookup": {}}, {"frequency": np.ones(rows)}, 0)
+        for step in range(1000):
+            log.append(step, {"lookup": rng.random(rows, np.float32)})
+        log.flush()
+        seconds = []
+        for token in range(7):
+            start = time.perf_counter()
+            xr.open_zarr(Path(folder) / "rows.zarr")["lookup"].sel(token=token * 7000).values  # noqa: B018
+            seconds.append(time.perf_counter() - start)
+    return float(np.median(seconds))
+
+
 def measure_start() -> dict[str, float]:
     """Seconds from the command to the end of a run of one update, and of --help. Compiled programs are cached."""
     seconds = {}
@@ -263,6 +281,7 @@ def main() -> None:
         "dispatch / loop": measure_dispatch(5 * rounds),
         "recording on / off": measure_recording(rounds),
         "seconds": measure_start(),
+        "history, ms": 1e3 * measure_history(),
         "growth in V": measure_growth(rounds),
         "about": {"jax": jax.__version__, "devices": str(jax.devices()), "cores": os.cpu_count(), "rounds": rounds},
     }
@@ -273,6 +292,7 @@ def main() -> None:
     print(f"\n  {found['dispatch / loop']:.1f} x  updates/s of a tiny model, split at each step, over a per-step loop")
     for name, value in found["recording on / off"].items():
         print(f"  {value:.3f}  time of a default run, over that without records of the {name}")
+    print(f"  {found['history, ms']:.0f} ms  to read one token's history from 1,000 records of 50,000 rows")
     print(f"  {found['growth in V']:.2f}   log-log slope of the time of a step in V, {GROWTH[0]:,} to {GROWTH[-1]:,}")
     print(f"  {found['seconds']['first start']:.1f} s  from command to the end of a run of one update")
     print(f"  {found['seconds']['help']:.1f} s  --help")

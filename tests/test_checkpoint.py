@@ -235,3 +235,4 @@ def test_an_error_of_a_save_comes_out(folder, monkeypatch):
         checkpoints.save(make_state(1), CONFIG, None)
         with pytest.raises(OSError, match="no space left"):
             checkpoints.close()
+    checkpoints.close()

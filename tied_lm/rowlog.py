@@ -10,7 +10,7 @@ import numpy as np
 import tensorstore as ts
 from jaxtyping import Float
 
-STEPS_IN_CHUNK = 32
+STEPS_IN_CHUNK = 64
 TOKENS_IN_CHUNK = 4096
 
 
@@ -105,7 +105,7 @@ class RowLog:
     def append(self, step: int, row_values: Mapping[str, Float[np.ndarray, "V"]]) -> None:
         """Add the record of a step; it is on disk after the next `flush`, or once a block is full."""
         self.pending.append((step, dict(row_values)))
-        if (self.length + len(self.pending)) % STEPS_IN_CHUNK == 0:
+        if (self.length + len(self.pending)) % (STEPS_IN_CHUNK // 2) == 0:  # half, to hold less in memory
             self.flush()
 
     def flush(self) -> None:
