@@ -11,6 +11,7 @@ import tensorstore as ts
 from jaxtyping import Float
 
 STEPS_IN_CHUNK = 64
+STEPS_IN_BLOCK = 32  # written at once; half a chunk, to hold less in memory
 TOKENS_IN_CHUNK = 4096
 
 
@@ -105,7 +106,7 @@ class RowLog:
     def append(self, step: int, row_values: Mapping[str, Float[np.ndarray, "V"]]) -> None:
         """Add the record of a step; it is on disk after the next `flush`, or once a block is full."""
         self.pending.append((step, dict(row_values)))
-        if (self.length + len(self.pending)) % (STEPS_IN_CHUNK // 2) == 0:  # half, to hold less in memory
+        if (self.length + len(self.pending)) % STEPS_IN_BLOCK == 0:
             self.flush()
 
     def flush(self) -> None:
