@@ -119,7 +119,8 @@ def run(main: Callable[[list[str], threading.Event], None]) -> NoReturn:
         if isinstance(error, Interrupted):
             print(f"{error}; the same command continues", file=sys.stderr)
             sys.exit(128 + (received or [signal.SIGINT])[0])
-        if isinstance(error, (Damaged, Diverged)):
+        # An OSError is a full disk, say: what was saved stays good, and the same command continues.
+        if isinstance(error, (Damaged, Diverged, OSError)):
             print(f"error: {error}", file=sys.stderr)
             sys.exit(1)
         raise

@@ -81,7 +81,8 @@ def test_a_running_run_can_be_read(tmp_path, config, monkeypatch):
 
     train_run(tiny.trainer_of(config), config, build_stream(config), tmp_path / "run", threading.Event(), look)
     assert seen[0] == (0, 0)
-    assert len({size for size, _ in seen}) >= len(tiny.ROW_STEPS) - 1
+    # All that precedes a checkpoint is there after it.
+    assert {size for size, _ in seen} >= {5, 6, 7, 8}
     assert seen == sorted(seen)
 
 

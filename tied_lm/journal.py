@@ -1,5 +1,6 @@
 """Everything that a run writes down step by step, in every place where it is kept."""
 
+import html
 import json
 import os
 from collections.abc import Mapping
@@ -69,7 +70,8 @@ class Journal:
 
     def _describe(self, config: Mapping[str, Any], token_strings: list[str]) -> None:
         self.board.text("config", "```json\n" + json.dumps(config, indent=2) + "\n```")
-        rows = [f"| {name} | {token} | `{token_strings[token]}` |" for name, token in self.tracked.items()]
+        shown = {token: html.escape(token_strings[token]).replace("|", "&#124;") for token in self.tracked.values()}
+        rows = [f"| {name} | {token} | {shown[token]} |" for name, token in self.tracked.items()]
         self.board.text("tokens", "| curve | id | token |\n|---|---|---|\n" + "\n".join(rows))
         present = [bands_.NAMES[band] for band in np.unique(self.bands)]
         layout: dict[str, dict[str, list[object]]] = {}

@@ -101,6 +101,8 @@ def train_run(
     checkpoints = Checkpoints(place / "checkpoints", config.checkpoint.keep)
     try:
         _Loop(trainer, config, stream, place, checkpoints, progress, schedule or Schedule.of(config)).run(stop)
+    except Diverged as error:
+        raise Diverged(f"{error} in {place}; a lower optimizer.learning_rate may help") from None
     finally:
         checkpoints.close()
 

@@ -111,12 +111,13 @@ def vocabulary_loss(
     target_rows_NxD, target_logits_N, slope_N = _at_targets(h_NxD, scoring_VxD, ids_N, soft_cap, compute_dtype)
     nll_N = log_sum_N - target_logits_N
     data_weight_N = weights_N * slope_N
+    # Rounding can make an nll of large logits negative; a probability is at most 1 all the same.
     return VocabularyLoss(
         nll=nll_N,
         hidden=hidden_NxD - data_weight_N[:, None] * target_rows_NxD,
         expected=expected_VxD,
         data_weight=data_weight_N,
-        own_weight=data_weight_N * jnp.exp(-nll_N) * _z_factor(log_sum_N, z_loss),
+        own_weight=data_weight_N * jnp.exp(-jnp.maximum(nll_N, 0)) * _z_factor(log_sum_N, z_loss),
         token_loss=nll_N + z_loss * log_sum_N**2 if z_loss else nll_N,
     )
 
