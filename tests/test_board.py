@@ -114,8 +114,8 @@ def test_the_config_and_the_followed_tokens_as_text(run):
     config = text_of(place, "config").removeprefix("```json\n").removesuffix("\n```")
     assert json.loads(config) == json.loads((place / "config.json").read_text())
     tokens = text_of(place, "tokens")
-    assert "| frequent_0 | 0 | `0` |" in tokens
-    assert "| named_7 | 7 | `7` |" in tokens
+    assert "| frequent_0 | 0 | 0 |" in tokens
+    assert "| named_7 | 7 | 7 |" in tokens
 
 
 def test_the_charts_show_tags_that_exist(run):

@@ -17,7 +17,7 @@ from tied_lm.rowlog import RowLog
 V = 6
 FREQUENCIES = np.array([0.1, 0.4, 0.0, 0.2, 0.3, 0.0])
 BANDS = np.array([3, 0, UNSEEN, 2, 1, UNSEEN])
-TOKENS = ["a", "b", "c", "d", "e", "f"]
+TOKENS = ["a|", "<b>", "`c", "d", "e", "f"]
 
 
 @pytest.fixture
@@ -186,3 +186,11 @@ def test_many_steps_are_not_kept_in_memory(open_journal):
         journal.write(step, {}, record(step))
         assert len(journal.rows.pending) < 33
     assert isinstance(journal.rows, RowLog)
+
+
+def test_tokens_do_not_break_the_table(open_journal, tmp_path):
+    open_journal(tokens=[0, 1, 2]).close()
+    (path,) = tmp_path.glob("events.*")
+    written = path.read_bytes().decode("latin1")
+    for row in ("| named_0 | 0 | a&#124; |", "| named_1 | 1 | &lt;b&gt; |", "| named_2 | 2 | `c |"):
+        assert row in written
