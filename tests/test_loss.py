@@ -107,7 +107,12 @@ def assert_close(found, true, scoring, tolerance=1e-5):
 
 @pytest.fixture
 def force_blocks(monkeypatch):
-    return lambda blocks: monkeypatch.setattr(loss, "block_count", lambda *_: blocks)
+    def force(blocks):
+        """Take the tokens in so many blocks; 0 stands for the narrow form."""
+        monkeypatch.setattr(loss, "block_count", lambda *_: max(blocks, 1))
+        monkeypatch.setattr(loss, "is_narrow", lambda *_: blocks == 0)
+
+    return force
 
 
 @pytest.mark.parametrize(
@@ -116,6 +121,8 @@ def force_blocks(monkeypatch):
         *((shape, {}) for shape in SHAPES),
         *(((37, 19, 5, 4), options) for options in OPTIONS[1:]),
         ((5, 7, 9, 1), OPTIONS[3]),
+        *(((37, 19, 5, 0), options) for options in OPTIONS),
+        ((1, 2, 1, 0), {}),
     ],
     ids=str,
 )
@@ -126,9 +133,10 @@ def test_float64(shape, options, force_blocks):
     assert_close(ours(*inputs, **options), oracle(*inputs, **options), inputs[1])
 
 
+@pytest.mark.parametrize("blocks", [0, 2])
 @pytest.mark.parametrize(("largest", "options"), [(80.0, {}), (80.0, {"z_loss": 0.05}), (2000.0, {})], ids=str)
-def test_large_logits(largest, options, force_blocks):
-    force_blocks(2)
+def test_large_logits(largest, options, blocks, force_blocks):
+    force_blocks(blocks)
     h, scoring, targets, weights = make(50, 33, 4)
     scoring *= largest / np.abs(h @ scoring.T).max()
     # Rounding of a logit is a relative error of its probability.
@@ -164,9 +172,10 @@ def test_dense_optax(seed, force_blocks):
 
 
 @pytest.mark.parametrize("options", [{}, OPTIONS[3], {"compute_dtype": jnp.bfloat16}], ids=str)
-def test_masked_tokens_add_nothing(options, force_blocks):
+@pytest.mark.parametrize("blocks", [0, 3])
+def test_masked_tokens_add_nothing(options, blocks, force_blocks):
     """Whatever a masked token's target is, and wherever blocks end, the unmasked ones alone decide."""
-    force_blocks(3)
+    force_blocks(blocks)
     h, scoring, targets, weights = make(50, 20, 4)
     kept = weights > 0
     masked_targets = np.where(kept, targets, np.resize([-1, -100, 20, 2**31 - 1], 50)).astype(np.int32)
@@ -190,7 +199,9 @@ def test_all_masked():
 
 
 @pytest.mark.parametrize("target", [-1, 20])
-def test_target_outside_the_vocabulary_is_nan(target):
+@pytest.mark.parametrize("blocks", [0, 1])
+def test_target_outside_the_vocabulary_is_nan(target, blocks, force_blocks):
+    force_blocks(blocks)
     h, scoring, targets, weights = make(8, 20, 4)
     targets[0] = target
     assert jnp.isnan(loss.cross_entropy(h, scoring, targets, weights))

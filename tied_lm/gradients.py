@@ -98,8 +98,7 @@ def backward(
     mask_N = jnp.ones(targets_N.shape, bool) if mask is None else mask.reshape(-1).astype(bool)
     weights_N = mask_N / jnp.maximum(mask_N.sum(), 1)
     loss = vocabulary_loss(h_NxD, scoring_VxD, targets_N, weights_N, compute_dtype=model.compute_dtype)
-    scoring_gradient_VxD = loss.expected.at[targets_N].add(-loss.data_weight[:, None] * h_NxD)
-    gradients, dx = pullback((loss.hidden.reshape(h.shape), scoring_gradient_VxD))
+    gradients, dx = pullback((loss.hidden.reshape(h.shape), loss.scoring))
     return Backward(
         jnp.sum(loss.token_loss * weights_N),
         gradients,
@@ -109,7 +108,7 @@ def backward(
         h_NxD,
         dx.reshape(-1, model.features),
         loss.expected,
-        scoring_gradient_VxD,
+        loss.scoring,
         loss.data_weight,
         loss.own_weight,
     )

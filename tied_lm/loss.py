@@ -21,7 +21,8 @@ class VocabularyLoss(NamedTuple):
 
     nll: Float[Array, "N"]  # -log softmax(logits_t)[y_t], in nats, unweighted
     hidden: Float[Array, "N D"]  # d(loss) / dh
-    expected: Float[Array, "V D"]  # the part of d(loss) / dS that involves every row
+    scoring: Float[Array, "V D"]  # d(loss) / dS = expected - data
+    expected: Float[Array, "V D"]  # the part of it that involves every row
     data_weight: Float[Array, "N"]  # what h_t is multiplied by in `data`
     own_weight: Float[Array, "N"]  # what h_t is multiplied by in `own`
     token_loss: Float[Array, "N"]  # loss = sum_t w_t token_loss_t; this is nll unless there is a z-loss
@@ -35,6 +36,11 @@ def block_count(tokens: int, vocabulary_size: int, width: int) -> int:
     """
     block_tokens = max(width, 128, 2**21 // vocabulary_size)
     return max(1, tokens // block_tokens)
+
+
+def is_narrow(vocabulary_size: int, width: int, compute_dtype: DTypeLike) -> bool:
+    """Whether one dense pass over all tokens is best. In bfloat16 it would round what the blocks keep in float32."""
+    return vocabulary_size <= 2 * width and jnp.dtype(compute_dtype) == jnp.float32
 
 
 def vocabulary_loss(
@@ -80,13 +86,16 @@ def vocabulary_loss(
     """
     tokens, width = h_NxD.shape
     vocabulary_size = scoring_VxD.shape[0]
-    blocks = block_count(tokens, vocabulary_size, width)
     h_NxD, weights_N = h_NxD.astype(jnp.float32), weights_N.astype(jnp.float32)
+    ids_N = jnp.where(weights_N == 0, targets_N.clip(0, vocabulary_size - 1), targets_N)
+    if is_narrow(vocabulary_size, width, compute_dtype):
+        return _narrow_loss(h_NxD, scoring_VxD.astype(jnp.float32), ids_N, weights_N, soft_cap, z_loss)
+    blocks = block_count(tokens, vocabulary_size, width)
     rounded_VxD = scoring_VxD.astype(compute_dtype)
 
     def add_block(table: Array, block: tuple[Array, Array | None, Array]) -> tuple[Array, tuple[Array, Array]]:
         h_CxD, h_DxC, weights_C = block
-        exp_CxV, sum_C, log_sum_C = _exponentials(h_CxD, rounded_VxD, soft_cap)
+        exp_CxV, sum_C, log_sum_C = _exponentials(_logits(h_CxD, rounded_VxD, soft_cap), soft_cap)
         exp_CxV = exp_CxV.astype(compute_dtype)
         # Probabilities are never formed: what is C x V costs more to scale than what is C x D.
         scale_C = weights_C * _z_factor(log_sum_C, z_loss) / sum_C
@@ -107,7 +116,6 @@ def vocabulary_loss(
     expected_VxD = lax.optimization_barrier(table).T if transposed else table
     hidden_NxD, log_sum_N = (_from_blocks(x, tokens) for x in outputs)
 
-    ids_N = jnp.where(weights_N == 0, targets_N.clip(0, vocabulary_size - 1), targets_N)
     target_rows_NxD, target_logits_N, slope_N = _at_targets(h_NxD, scoring_VxD, ids_N, soft_cap, compute_dtype)
     nll_N = log_sum_N - target_logits_N
     data_weight_N = weights_N * slope_N
@@ -115,9 +123,35 @@ def vocabulary_loss(
     return VocabularyLoss(
         nll=nll_N,
         hidden=hidden_NxD - data_weight_N[:, None] * target_rows_NxD,
+        scoring=expected_VxD.at[ids_N].add(-data_weight_N[:, None] * h_NxD),
         expected=expected_VxD,
         data_weight=data_weight_N,
         own_weight=data_weight_N * jnp.exp(-jnp.maximum(nll_N, 0)) * _z_factor(log_sum_N, z_loss),
+        token_loss=nll_N + z_loss * log_sum_N**2 if z_loss else nll_N,
+    )
+
+
+def _narrow_loss(
+    h_NxD: Array, scoring_VxD: Array, ids_N: Array, weights_N: Array, soft_cap: float | None, z_loss: float
+) -> VocabularyLoss:
+    """The same where V is small beside D: there N x V arrays are smaller than the N x D rows of the targets."""
+    logits_NxV = _logits(h_NxD, scoring_VxD, soft_cap)
+    exp_NxV, sum_N, log_sum_N = _exponentials(logits_NxV, soft_cap)
+    is_target_NxV = ids_N[:, None] == jnp.arange(scoring_VxD.shape[0])
+    target_logits_N = jnp.where(is_target_NxV.any(axis=1), jnp.where(is_target_NxV, logits_NxV, 0).sum(axis=1), jnp.nan)
+    nll_N = log_sum_N - target_logits_N
+    data_weight_N = weights_N if soft_cap is None else weights_N * (1 - (target_logits_N / soft_cap) ** 2)
+    factor_N = _z_factor(log_sum_N, z_loss)
+    logits_gradient_NxV = exp_NxV * (weights_N * factor_N / sum_N)[:, None]
+    logits_gradient_NxV -= jnp.where(is_target_NxV, data_weight_N[:, None], 0)
+    scoring_gradient_VxD = _matmul(logits_gradient_NxV, h_NxD, (0, 0))
+    return VocabularyLoss(
+        nll=nll_N,
+        hidden=_matmul(logits_gradient_NxV, scoring_VxD),
+        scoring=scoring_gradient_VxD,
+        expected=scoring_gradient_VxD.at[ids_N].add(data_weight_N[:, None] * h_NxD),
+        data_weight=data_weight_N,
+        own_weight=data_weight_N * jnp.exp(-jnp.maximum(nll_N, 0)) * factor_N,
         token_loss=nll_N + z_loss * log_sum_N**2 if z_loss else nll_N,
     )
 
@@ -137,7 +171,11 @@ def negative_log_likelihood(
     tokens, width = h_NxD.shape
     rounded_VxD = scoring_VxD.astype(compute_dtype)
     h_BxCxD = _to_blocks(h_NxD, block_count(tokens, scoring_VxD.shape[0], width))
-    log_sum_N = _from_blocks(lax.map(lambda h_CxD: _exponentials(h_CxD, rounded_VxD, soft_cap)[2], h_BxCxD), tokens)
+
+    def log_sum(h_CxD: Array) -> Array:
+        return jax.nn.logsumexp(_logits(h_CxD, rounded_VxD, soft_cap), axis=1)
+
+    log_sum_N = _from_blocks(lax.map(log_sum, h_BxCxD), tokens)
     return log_sum_N - _at_targets(h_NxD, scoring_VxD, targets_N, soft_cap, compute_dtype)[1]
 
 
@@ -187,8 +225,11 @@ def _cross_entropy_forward(
     result = vocabulary_loss(
         h_NxD, scoring_VxD, targets_N, weights_N, soft_cap=soft_cap, z_loss=z_loss, compute_dtype=compute_dtype
     )
-    scoring_VxD = result.expected.at[targets_N].add(-result.data_weight[:, None] * h_NxD).astype(scoring_VxD.dtype)
-    gradients = result.hidden.astype(h_NxD.dtype), scoring_VxD, result.token_loss.astype(weights_N.dtype)
+    gradients = (
+        result.hidden.astype(h_NxD.dtype),
+        result.scoring.astype(scoring_VxD.dtype),
+        result.token_loss.astype(weights_N.dtype),
+    )
     return (weights_N * result.token_loss).sum(), gradients
 
 
@@ -226,11 +267,13 @@ def _matmul(a: Array, b: Array, contracted: tuple[int, int] = (1, 0)) -> Array:
     return lax.dot_general(a, b, axes, precision, preferred_element_type=jnp.float32)
 
 
-def _exponentials(h_CxD: Array, rounded_VxD: Array, soft_cap: float | None) -> tuple[Array, Array, Array]:
-    """exp(logit - largest logit) times d(logit)/d(product), the sum of the former, and the log-sum-exp of logits."""
+def _logits(h_CxD: Array, rounded_VxD: Array, soft_cap: float | None) -> Array:
     logits_CxV = _matmul(h_CxD.astype(rounded_VxD.dtype), rounded_VxD, (1, 1))
-    if soft_cap is not None:
-        logits_CxV = soft_cap * jnp.tanh(logits_CxV / soft_cap)
+    return logits_CxV if soft_cap is None else soft_cap * jnp.tanh(logits_CxV / soft_cap)
+
+
+def _exponentials(logits_CxV: Array, soft_cap: float | None) -> tuple[Array, Array, Array]:
+    """exp(logit - largest logit) times d(logit)/d(product), the sum of the former, and the log-sum-exp of logits."""
     largest_C = logits_CxV.max(axis=1)
     exp_CxV = jnp.exp(logits_CxV - largest_C[:, None])
     sum_C = exp_CxV.sum(axis=1)
