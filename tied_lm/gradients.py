@@ -142,15 +142,16 @@ def counts(b: Backward) -> tuple[Int[Array, "V"], Int[Array, "V"]]:
     return zeros_V.at[b.inputs].add(1), zeros_V.at[b.targets].add(b.mask.astype(jnp.int32))
 
 
-def _norm(table_RxD: Float[Array, "R D"]) -> Float[Array, "R"]:
+def row_norm(table_RxD: Float[Array, "R D"]) -> Float[Array, "R"]:
+    """L2 norm of each row."""
     return jnp.sqrt(jnp.sum(table_RxD * table_RxD, axis=-1))
 
 
-def _cosine(a_RxD: Float[Array, "R D"], b_RxD: Float[Array, "R D"]) -> Float[Array, "R"]:
+def row_cosine(a_RxD: Float[Array, "R D"], b_RxD: Float[Array, "R D"]) -> Float[Array, "R"]:
     """Cosine of each pair of rows; 0 where either is 0."""
-    a_R, b_R = _norm(a_RxD), _norm(b_RxD)
+    a_R, b_R = row_norm(a_RxD), row_norm(b_RxD)
     # Dividing twice, since the product of two tiny norms is 0 in float32.
-    dot_R = jnp.sum(a_RxD / jnp.where(a_R > 0, a_R, 1)[:, None] * b_RxD, axis=-1) / jnp.where(b_R > 0, b_R, 1)
+    dot_R = jnp.sum(a_RxD / jnp.where(a_R > 0, a_R, 1)[..., None] * b_RxD, axis=-1) / jnp.where(b_R > 0, b_R, 1)
     return jnp.where((a_R > 0) & (b_R > 0), jnp.clip(dot_R, -1, 1), 0)
 
 
@@ -158,12 +159,12 @@ def stats_of_tables(t: Tables, input_count: Int[Array, "V"], target_count: Int[A
     """Norms and cosines of the rows of the tables."""
     scoring_VxD = t.expected - t.data
     return RowStats(
-        lookup=_norm(t.lookup),
-        scoring=_norm(scoring_VxD),
-        pull=_norm(t.own - t.data),
-        push=_norm(t.expected - t.own),
-        total=_norm(t.lookup + scoring_VxD),
-        cosine=_cosine(t.lookup, scoring_VxD),
+        lookup=row_norm(t.lookup),
+        scoring=row_norm(scoring_VxD),
+        pull=row_norm(t.own - t.data),
+        push=row_norm(t.expected - t.own),
+        total=row_norm(t.lookup + scoring_VxD),
+        cosine=row_cosine(t.lookup, scoring_VxD),
         input_count=input_count,
         target_count=target_count,
     )
@@ -195,15 +196,15 @@ def stats_of(b: Backward) -> RowStats:
     def place(of_row_V: Array, values_N: Array, otherwise_V: Array | float) -> Array:
         return jnp.where(of_row_V < 0, otherwise_V, values_N[of_row_V])
 
-    expected_V = _norm(b.expected)
-    scoring_V = place(target_of_row_V, _norm(expected_NxD - data_NxD), expected_V)
+    expected_V = row_norm(b.expected)
+    scoring_V = place(target_of_row_V, row_norm(expected_NxD - data_NxD), expected_V)
     return RowStats(
-        place(input_of_row_V, _norm(lookup_NxD), 0.0),
+        place(input_of_row_V, row_norm(lookup_NxD), 0.0),
         scoring_V,
-        place(target_of_row_V, _norm(own_NxD - data_NxD), 0.0),
-        place(target_of_row_V, _norm(expected_NxD - own_NxD), expected_V),
-        place(input_of_row_V, _norm(lookup_NxD + scoring_NxD), scoring_V),
-        place(input_of_row_V, _cosine(lookup_NxD, scoring_NxD), 0.0),
+        place(target_of_row_V, row_norm(own_NxD - data_NxD), 0.0),
+        place(target_of_row_V, row_norm(expected_NxD - own_NxD), expected_V),
+        place(input_of_row_V, row_norm(lookup_NxD + scoring_NxD), scoring_V),
+        place(input_of_row_V, row_cosine(lookup_NxD, scoring_NxD), 0.0),
         *counts(b),
     )
 
