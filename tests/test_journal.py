@@ -31,7 +31,7 @@ def open_journal(tmp_path):
 
     yield open_at
     for journal in opened:
-        if not journal.metrics.closed:
+        if not journal.metrics.file.closed:
             journal.close()
 
 

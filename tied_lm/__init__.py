@@ -6,24 +6,40 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tied_lm.embedding import TiedEmbedding, UntiedEmbedding
     from tied_lm.gradients import GradientSplit, RowStats, loss_and_gradients, row_stats, split_gradients
+    from tied_lm.recorder import RowRecorder
     from tied_lm.runs import open_run
+    from tied_lm.uses import (
+        UseSplit,
+        UseStats,
+        embed_loss_and_gradients,
+        split_embed_gradients,
+        split_table_gradients,
+        use_stats,
+    )
 
 __all__ = [
     "GradientSplit",
+    "RowRecorder",
     "RowStats",
     "TiedEmbedding",
     "UntiedEmbedding",
+    "UseSplit",
+    "UseStats",
+    "embed_loss_and_gradients",
     "loss_and_gradients",
     "open_run",
     "row_stats",
+    "split_embed_gradients",
     "split_gradients",
+    "split_table_gradients",
+    "use_stats",
 ]
 
 
 def __getattr__(name: str) -> object:
     # On demand, so that what needs no arrays (reading a config, --help) does not wait for the libraries.
     if name in __all__:
-        for module in ("embedding", "gradients", "runs"):
+        for module in ("embedding", "gradients", "recorder", "runs", "uses"):
             found = importlib.import_module(f"tied_lm.{module}")
             if name in vars(found):
                 return vars(found)[name]

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Float, Int
 
-from tied_lm.gradients import PARTS, RowStats
+from tied_lm.gradients import NORMS, RowStats
+from tied_lm.uses import UseStats
 
 CUTS = (0.2, 0.4, 0.6, 0.8)
 UNSEEN = len(CUTS) + 1
@@ -27,13 +28,13 @@ def bands_of(frequencies: Float[np.ndarray, "V"]) -> Int[np.ndarray, "V"]:
     return bands
 
 
-def describe(stats: RowStats) -> dict[str, float]:
+def describe(stats: RowStats | UseStats) -> dict[str, float]:
     """Norms of the parts over the rows given, and the lookup's share and cosine.
 
     share = |lookup|^2 / (|lookup|^2 + |scoring|^2) and cosine = <lookup, scoring> / (|lookup| |scoring|), with the
     norms and the product over all the rows; each is 0 where it would be 0 / 0.
     """
-    rows = {part: np.asarray(getattr(stats, part), np.float64) for part in PARTS}
+    rows = {part: np.asarray(getattr(stats, part), np.float64) for part in NORMS if hasattr(stats, part)}
     norms = {part: float(np.sqrt(np.sum(norm_V**2))) for part, norm_V in rows.items()}
     lookup, scoring = norms["lookup"], norms["scoring"]
     dot = float(np.sum(rows["lookup"] * rows["scoring"] * np.asarray(stats.cosine, np.float64)))
@@ -41,8 +42,8 @@ def describe(stats: RowStats) -> dict[str, float]:
     return norms | {"share": share, "cosine": dot / (lookup * scoring) if lookup and scoring else 0.0}
 
 
-def split_scalars(stats: RowStats, bands: Int[np.ndarray, "V"], tied: bool) -> dict[str, float]:
-    """Scalars by tag, for the whole table and for each band.
+def split_scalars(stats: RowStats | UseStats, bands: Int[np.ndarray, "V"] | None, tied: bool) -> dict[str, float]:
+    """Scalars by tag, for the whole table and for each band, if there are bands.
 
     In an untied model lookup and scoring are gradients of two matrices whose scales are arbitrary, so their sum,
     share and cosine are hypothetical: the tags say so, and do not overlay those of a tied run.
@@ -55,10 +56,10 @@ def split_scalars(stats: RowStats, bands: Int[np.ndarray, "V"], tied: bool) -> d
             scalars[("hypothetical/" if hypothetical else "") + f"{group}/{name}"] = values[key]
 
     whole = describe(stats)
-    add("grad_norm", {part: part for part in PARTS}, whole)
+    add("grad_norm", {part: part for part in NORMS if part in whole}, whole)
     add("split", {"share": "share", "cosine": "cosine"}, whole)
-    for band in np.unique(bands):
+    for band in () if bands is None else np.unique(bands):
         rows = bands == band
-        values = describe(RowStats(*(np.asarray(field)[rows] for field in stats)))
+        values = describe(type(stats)(*(np.asarray(field)[rows] for field in stats)))
         add(f"band/{NAMES[band]}", {key: key for key in values}, values)
     return scalars

@@ -41,12 +41,17 @@ def cut_events(path: Path, first_step: int) -> None:
 class Board:
     """Writes the events of one run. Events are written when they are added; `flush` hands them to the disk."""
 
-    def __init__(self, folder: Path, first_step: int):
-        for path in folder.glob("events.out.tfevents.*"):
+    def __init__(self, folder: Path, first_step: int, label: str = ""):
+        """Open it, and cut off everything from `first_step` on.
+
+        Args:
+            label: part of the name of the event file, in a folder where others write events that are not to be cut.
+        """
+        for path in folder.glob(f"events.out.tfevents.*{label}.????????"):
             cut_events(path, first_step)
         # tensorboardX's own writer has a queue that a flush does not empty; its file writer has none. The suffix
         # keeps two writers that open within one second from sharing a file.
-        self.writer = EventsWriter(str(folder / "events"), filename_suffix="." + uuid.uuid4().hex[:8])
+        self.writer = EventsWriter(str(folder / "events"), filename_suffix=f"{label}.{uuid.uuid4().hex[:8]}")
 
     def _add(self, step: int, *summaries: object) -> None:
         merged = summary.Summary(value=[value for s in summaries for value in s.value])  # type: ignore[attr-defined]

@@ -21,6 +21,7 @@ from tied_lm.embedding import VocabularyModel
 from tied_lm.loss import vocabulary_loss
 
 PARTS = ("lookup", "scoring", "pull", "push", "total")
+NORMS = (*PARTS, "other")  # statistics of a model that is not this project's have no pull and push, but `other`
 
 
 class Backward(NamedTuple):

@@ -6,7 +6,7 @@ from pathlib import Path
 import xarray as xr
 
 from tied_lm.config import Config, build_run
-from tied_lm.folder import CONFIG, read_metrics
+from tied_lm.folder import CONFIG, METRICS, read_metrics
 from tied_lm.journal import PROBE, ROWS
 
 CONTENT = ("text_train", "text_heldout")
@@ -16,14 +16,21 @@ class Run:
     """What one run has written down so far."""
 
     def __init__(self, folder: Path):
-        if not (folder / CONFIG).exists():
-            raise FileNotFoundError(f"{folder} is no run: it has no {CONFIG}")
+        if not (folder / CONFIG).exists() and not (folder / METRICS).exists():
+            raise FileNotFoundError(f"{folder} is no run: it has neither {CONFIG} nor {METRICS}")
         self.folder = folder
 
     @property
     def config(self) -> Config:
-        """The resolved config."""
-        values = json.loads((self.folder / CONFIG).read_text())
+        """The resolved config.
+
+        Raises:
+            FileNotFoundError: there is none, since the run was written by a `RowRecorder`.
+        """
+        path = self.folder / CONFIG
+        if not path.exists():
+            raise FileNotFoundError(f"{self.folder} has no {CONFIG}: its model and training are not this project's")
+        values = json.loads(path.read_text())
         return build_run({name: value for name, value in values.items() if name not in CONTENT})
 
     def last(self) -> dict[str, float]:
@@ -60,7 +67,7 @@ def open_run(path: str | Path) -> Run:
     """Open the folder of one run.
 
     Args:
-        path: DIR/<arm>/seed<k> of a comparison, or the folder of a single run.
+        path: DIR/<arm>/seed<k> of a comparison, the folder of a single run, or that of a `RowRecorder`.
 
     Raises:
         FileNotFoundError: there is no run.

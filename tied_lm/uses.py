@@ -120,21 +120,25 @@ def split_embed_gradients(
 
     Raises:
         KeyError: there is no such parameter; the message lists the embedding tables there are.
-        ValueError: no `nn.Embed` looked the table up, or the shapes of table and head differ.
+        ValueError: no `nn.Embed` looked the table up, the shapes of table and head differ, or the loss contains
+            gradients in the table, as a gradient penalty does.
     """
-    wanted = {"table": table} | ({} if head is None else {"head": head})
     leaves, structure = jax.tree.flatten(params)
-    index = {name: _index(params, path) for name, path in wanted.items()}
+    index = {"table": _index(params, table)} | ({} if head is None else {"head": _index(params, head)})
 
-    def loss_of(chosen: dict[str, Array]) -> Any:
-        new = list(leaves)
-        for name, leaf in chosen.items():
-            new[index[name]] = leaf
-        return loss_fn(structure.unflatten(new))
+    def split(leaves: list[Array]) -> UseSplit:
+        def loss_of(chosen: dict[str, Array]) -> Any:
+            new = list(leaves)
+            for name, leaf in chosen.items():
+                new[index[name]] = leaf
+            return loss_fn(jax.tree.unflatten(structure, new))
 
-    value, gradients = _by_gates(loss_of, {name: leaves[i] for name, i in index.items()}, table, has_aux)
-    loss, aux = value if has_aux else (value, None)
-    return UseSplit(loss, *_tables(gradients["table"], gradients.get("head"), head), aux)
+        chosen = {name: leaves[i] for name, i in index.items()}
+        value, gradients = _by_gates(loss_of, chosen, table, has_aux)
+        loss, aux = value if has_aux else (value, None)
+        return UseSplit(loss, *_tables(gradients["table"], gradients.get("head"), head), aux)
+
+    return jax.jit(split)(leaves)  # compiled once, where operations one by one would each be
 
 
 def embed_loss_and_gradients(
@@ -209,7 +213,13 @@ def _by_gates(loss_fn: Callable[[PyTree], Any], params: PyTree, table: str, has_
         with _gated(lookup_open, scoring_open, looked_up):
             return jax.value_and_grad(loss_fn, has_aux=has_aux)(params)
 
-    found = jax.vmap(value_and_gradients, out_axes=(None, 0))(jnp.array(LOOKUP_OPEN), jnp.array(SCORING_OPEN))
+    by_gate = jax.vmap(value_and_gradients, out_axes=(None, 0))
+    try:
+        found = by_gate(jnp.array(LOOKUP_OPEN), jnp.array(SCORING_OPEN))
+    except ValueError as error:
+        if "out_axes" not in str(error):
+            raise
+        raise ValueError("loss_fn is itself made of gradients in the table: what reaches it has no use") from error
     owner = "/" + table.rpartition("/")[0]
     # The params of the model may be a part of those given, so the path of the module may be the end of the table's.
     if not any(owner.endswith(f"/{path}") for path in looked_up):

@@ -1,0 +1,87 @@
+"""What TensorBoard and the metrics tell of row statistics: norms by band, histograms, the curves of single tokens."""
+
+import html
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from tied_lm import bands as bands_
+from tied_lm.board import Board
+from tied_lm.gradients import NORMS, RowStats
+from tied_lm.uses import UseStats
+
+UNITS = {"cosine": "1", "input_count": "tokens", "target_count": "tokens"}
+
+
+def tracked_tokens(frequencies: Float[np.ndarray, "V"] | None, named: Sequence[int]) -> dict[str, int]:
+    """Ids to follow by curve name: a frequent, a middle and a rare one, and those that the user names."""
+    if frequencies is None:
+        return {f"named_{token}": token for token in named}
+    order = np.argsort(-frequencies, kind="stable")
+    seen = order[: np.count_nonzero(frequencies)]
+    chosen = {"frequent": seen[0], "middle": seen[len(seen) // 2], "rare": seen[-1]}
+    return {f"{name}_{token}": int(token) for name, token in chosen.items()} | {f"named_{t}": t for t in named}
+
+
+def attributes_of(field: str, tied: bool) -> dict[str, Any]:
+    """What an array of one field of the statistics says of itself."""
+    attributes: dict[str, Any] = {"units": UNITS.get(field, "nats / parameter")}
+    if not tied and field in ("total", "cosine"):
+        attributes["hypothetical"] = "lookup and scoring are gradients of two matrices of arbitrary scales"
+    return attributes
+
+
+def norms_in(fields: Sequence[str]) -> list[str]:
+    """Those of the fields of row statistics that are norms."""
+    return [part for part in NORMS if part in fields]
+
+
+class RowBoard:
+    """Shows row statistics on a board.
+
+    In an untied model `total`, `share` and `cosine` are hypothetical, and their tags say so.
+
+    Args:
+        bands: of the rows; None if their frequencies are not known, and then nothing is told by band.
+        tracked: ids of the tokens to follow, by the name of the curve.
+    """
+
+    def __init__(self, board: Board, tied: bool, bands: Int[np.ndarray, "V"] | None, tracked: Mapping[str, int]):
+        self.board, self.tied, self.bands, self.tracked = board, tied, bands, tracked
+
+    def show_tokens(self, token_strings: Sequence[str]) -> None:
+        """The tokens that the curves are of."""
+        rows = [f"| {name} | {token} | {_cell(token_strings[token])} |" for name, token in self.tracked.items()]
+        self.board.text("tokens", "| curve | id | token |\n|---|---|---|\n" + "\n".join(rows))
+
+    def charts(self, fields: Sequence[str], category: str, prefix: str = "") -> dict[str, dict[str, list[object]]]:
+        """A category of custom charts: each part by band, all bands in one chart."""
+        present = () if self.bands is None else [bands_.NAMES[band] for band in np.unique(self.bands)]
+        keys = [part for part in norms_in(fields) if part != "total"]
+        keys += ["total", "share", "cosine"] if self.tied else []
+        return {category: {key: ["Multiline", [f"{prefix}band/{band}/{key}" for band in present]] for key in keys}}
+
+    def scalars(self, stats: RowStats | UseStats) -> dict[str, float]:
+        """Scalars by tag, for the whole table and for each band."""
+        return bands_.split_scalars(stats, self.bands, self.tied)
+
+    def show_rows(
+        self, step: int, stats: RowStats | UseStats, histograms: Mapping[str, Int[np.ndarray, "bins"]]
+    ) -> dict[str, float]:
+        """Show the histograms of the norms; the scalars of the whole, the bands and single tokens are returned."""
+        scalars = self.scalars(stats)
+        for part, counts in histograms.items():
+            hypothetical = "hypothetical/" if part == "total" and not self.tied else ""
+            norms_V = np.asarray(getattr(stats, part))
+            scalars[f"{hypothetical}rows_zero/{part}"] = float(np.mean(norms_V == 0))
+            self.board.row_histogram(step, f"{hypothetical}rows/{part}", np.asarray(counts))
+            for name, token in self.tracked.items():
+                scalars[f"{hypothetical}token/{name}/{part}"] = float(norms_V[token])
+        return scalars
+
+
+def _cell(text: str) -> str:
+    """Text that does not end the cell of a table."""
+    return html.escape(text).replace("|", "&#124;").replace("\n", "\\n").replace("\r", "\\r")
