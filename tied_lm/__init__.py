@@ -14,7 +14,6 @@ if TYPE_CHECKING:
         embed_loss_and_gradients,
         split_embed_gradients,
         split_table_gradients,
-        use_stats,
     )
 
 __all__ = [
@@ -32,7 +31,6 @@ __all__ = [
     "split_embed_gradients",
     "split_gradients",
     "split_table_gradients",
-    "use_stats",
 ]
 
 

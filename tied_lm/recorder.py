@@ -85,8 +85,8 @@ class RowRecorder:
 
         Args:
             step: of the training; larger than that of the last record.
-            stats: row norms, (V,) each, from `row_stats`, `embed_loss_and_gradients` or `use_stats`. Their fields are
-                those of the first record.
+            stats: row norms, (V,) each, from `row_stats`, `embed_loss_and_gradients` or `UseSplit.stats`. The first
+                record decides which of the two kinds it is.
             scalars: other values by tag, such as a loss.
 
         Raises:

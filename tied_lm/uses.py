@@ -1,28 +1,28 @@
 """The split of any model's table by its uses: what lookup, scoring and all else ask of each row.
 
-A use is gated: it hands the table on as it is, and lets a cotangent pass back only where the gate is open. So the loss
-and its gradient stay those of the unedited model, whatever happens to the table on its way to the use (a cast, a box, a
-scan, a normalisation), and with G(lookup open, scoring open) the gradient in the table,
+A use is gated: it hands the table on as it is, and multiplies the cotangent that passes back by a number. So loss and
+gradient are those of the unedited model, whatever happens to the table on its way to the use (a cast, a box, a scan, a
+normalisation), and the gradient in the table is linear in the gates a and b:
 
-    total = G(1, 1)    other = G(0, 0)    lookup = G(1, 0) - other    scoring = G(0, 1) - other.
+    G(a, b) = a lookup + b scoring + other.
 
-The four are one backward pass: under `vmap` over the gates only what lies between a use and the parameter is done four
-times, and XLA fuses that with the norms.
+At a = b = 1 it is autodiff's gradient, and its derivatives are lookup and scoring. `other` is the gradient with both
+uses cut off, so nothing is subtracted. There is one backward pass: only what lies between a use and the parameter is
+done again, and the gradient with the uses cut off is a constant 0 unless there is some other use.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PyTree
+from jax import lax
+from jaxtyping import Array, Float, PyTree
 
 from tied_lm.gradients import row_cosine, row_norm
-
-LOOKUP_OPEN = (True, True, False, False)
-SCORING_OPEN = (True, False, True, False)
 
 # Programs traced earlier know nothing of the gates. A context of its own keeps a trace from using them again.
 _trace_of = jax.make_user_context(None)
@@ -51,23 +51,13 @@ class UseSplit(NamedTuple):
 
     def stats(self) -> UseStats:
         """Norms and cosines of the rows."""
-        return use_stats(self.lookup, self.scoring, self.other)
-
-
-def use_stats(
-    lookup_VxD: Float[Array, "*L V D"],
-    scoring_VxD: Float[Array, "*L V D"],
-    other_VxD: Float[Array, "*L V D"] | None = None,
-) -> UseStats:
-    """Norms and cosines of the rows of gradients by use."""
-    other_VxD = jnp.zeros_like(lookup_VxD) if other_VxD is None else other_VxD
-    return UseStats(
-        row_norm(lookup_VxD),
-        row_norm(scoring_VxD),
-        row_norm(other_VxD),
-        row_norm(lookup_VxD + scoring_VxD + other_VxD),
-        row_cosine(lookup_VxD, scoring_VxD),
-    )
+        return UseStats(
+            row_norm(self.lookup),
+            row_norm(self.scoring),
+            row_norm(self.other),
+            row_norm(self.total),
+            row_cosine(self.lookup, self.scoring),
+        )
 
 
 def split_table_gradients(
@@ -124,19 +114,17 @@ def split_embed_gradients(
             gradients in the table, as a gradient penalty does.
     """
     leaves, structure = jax.tree.flatten(params)
-    index = {"table": _index(params, table)} | ({} if head is None else {"head": _index(params, head)})
+    paths = [table] if head is None else [table, head]
+    index = [_index(params, path) for path in paths]
 
     def split(leaves: list[Array]) -> UseSplit:
-        def loss_of(chosen: dict[str, Array]) -> Any:
-            new = list(leaves)
-            for name, leaf in chosen.items():
-                new[index[name]] = leaf
-            return loss_fn(jax.tree.unflatten(structure, new))
+        def loss_of(chosen: list[Array]) -> Any:
+            new = dict(enumerate(leaves)) | dict(zip(index, chosen, strict=True))
+            return loss_fn(jax.tree.unflatten(structure, new.values()))
 
-        chosen = {name: leaves[i] for name, i in index.items()}
-        value, gradients = _by_gates(loss_of, chosen, table, has_aux)
+        value, parts, other_VxD = _by_use(loss_of, [leaves[i] for i in index], 0, table, has_aux)
         loss, aux = value if has_aux else (value, None)
-        return UseSplit(loss, *_tables(gradients["table"], gradients.get("head"), head), aux)
+        return _split(loss, parts, other_VxD, 0, None if head is None else (head, 1))._replace(aux=aux)
 
     return jax.jit(split)(leaves)  # compiled once, where operations one by one would each be
 
@@ -157,30 +145,31 @@ def embed_loss_and_gradients(
     """
     if not rows:
         return *jax.value_and_grad(loss_fn, has_aux=has_aux)(params), None
-    at_table, at_head = _index(params, table), None if head is None else _index(params, head)
-    value, gradients = _by_gates(loss_fn, params, table, has_aux)
-    leaves = jax.tree.leaves(gradients)
-    lookup_VxD, scoring_VxD, other_VxD, _ = _tables(
-        leaves[at_table], None if at_head is None else leaves[at_head], head
-    )
-    return value, jax.tree.map(lambda g: g[0], gradients), use_stats(lookup_VxD, scoring_VxD, other_VxD)
+    at_table, at_head = _index(params, table), None if head is None else (head, _index(params, head))
+    value, parts, other_VxD = _by_use(loss_fn, params, at_table, table, has_aux)
+    return value, parts.total, _split(value, parts, other_VxD, at_table, at_head).stats()
 
 
 @jax.custom_jvp
-def _gate(table: Array, is_open: Bool[Array, ""]) -> Array:
+def _gate(table: Array, factor: Float[Array, ""]) -> Array:
     return table
 
 
-@_gate.defjvp
-def _gate_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Any]) -> tuple[Array, Array]:
-    # The table itself does not depend on the gate, so the forward pass is done once.
-    return primals[0], jnp.where(primals[1], tangents[0], jnp.zeros_like(tangents[0]))
+def _gate_jvp(primals: tuple[Array, Array], tangents: tuple[Any, Any]) -> tuple[Array, Any]:
+    # The table that goes on does not depend on the gate, so the forward pass does not either.
+    (table, factor), (tangent, _) = primals, tangents
+    if isinstance(tangent, jax.custom_derivatives.SymbolicZero):
+        return table, tangent
+    return table, factor.astype(tangent.dtype) * tangent
+
+
+_gate.defjvp(_gate_jvp, symbolic_zeros=True)
 
 
 @contextmanager
-def _gated(lookup_open: Bool[Array, ""], scoring_open: Bool[Array, ""], looked_up: set[str]) -> Iterator[None]:
-    """Gate each use of an `nn.Embed`, and note the paths of those that look up."""
-    gates = {"__call__": lookup_open, "attend": scoring_open}
+def _gated(lookup: Callable[[Array], Array], scoring: Callable[[Array], Array], looked_up: set[str]) -> Iterator[None]:
+    """Put a gate before each use of an `nn.Embed`, and note the paths of those that look up."""
+    gates = {"__call__": lookup, "attend": scoring}
     ungated: dict[int, Array] = {}
 
     def intercept(use: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
@@ -191,7 +180,7 @@ def _gated(lookup_open: Bool[Array, ""], scoring_open: Bool[Array, ""], looked_u
         before = module.embedding
         outermost = id(module) not in ungated
         own = ungated.setdefault(id(module), before)
-        object.__setattr__(module, "embedding", _gate(own, gates[method]))  # modules are frozen
+        object.__setattr__(module, "embedding", gates[method](own))  # modules are frozen
         if method == "__call__":
             looked_up.add("/".join(module.path))
         try:
@@ -205,44 +194,79 @@ def _gated(lookup_open: Bool[Array, ""], scoring_open: Bool[Array, ""], looked_u
         yield
 
 
-def _by_gates(loss_fn: Callable[[PyTree], Any], params: PyTree, table: str, has_aux: bool) -> tuple[Any, PyTree]:
-    """The value of loss_fn, and its gradients for each setting of the gates, along a new first axis."""
+class _Parts(NamedTuple):
+    """Gradients of some parameters, by use."""
+
+    total: PyTree
+    lookup: PyTree
+    scoring: PyTree
+
+
+def _by_use(
+    loss_fn: Callable[[PyTree], Any], params: PyTree, index: int, table: str, has_aux: bool
+) -> tuple[Any, _Parts, Array]:
+    """The value of loss_fn, its gradients by use, and `other` of the table, which is one of the leaves."""
     looked_up: set[str] = set()
+    leaves, structure = jax.tree.flatten(params)
 
-    def value_and_gradients(lookup_open: Array, scoring_open: Array) -> tuple[Any, PyTree]:
-        with _gated(lookup_open, scoring_open, looked_up):
-            return jax.value_and_grad(loss_fn, has_aux=has_aux)(params)
+    def gated(lookup: Array, scoring: Array, params: PyTree) -> Any:
+        with _gated(partial(_gate, factor=lookup), partial(_gate, factor=scoring), looked_up):
+            return loss_fn(params)
 
-    by_gate = jax.vmap(value_and_gradients, out_axes=(None, 0))
+    def uses_cut_off(leaf: Array) -> Any:
+        with _gated(lax.stop_gradient, lax.stop_gradient, looked_up):
+            value = loss_fn(jax.tree.unflatten(structure, [*leaves[:index], leaf, *leaves[index + 1 :]]))
+        return value[0] if has_aux else value
+
+    def gradients(lookup: Array, scoring: Array) -> tuple[PyTree, Any]:
+        value, gradients = jax.value_and_grad(partial(gated, lookup, scoring), has_aux=has_aux)(params)
+        return gradients, value
+
+    def with_scoring(lookup: Array) -> tuple[tuple[PyTree, PyTree], Any]:
+        total, scoring, value = jax.jvp(partial(gradients, lookup), (one,), (one,), has_aux=True)
+        return (total, scoring), value
+
+    one = jnp.float32(1)
+    _check_value(partial(gated, params=params))
+    _check_lookups(looked_up, table)
+    (total, scoring), (lookup, _), value = jax.jvp(with_scoring, (one,), (one,), has_aux=True)
+    return value, _Parts(total, lookup, scoring), jax.grad(uses_cut_off)(leaves[index])
+
+
+def _check_value(value: Callable[[Array, Array], Any]) -> None:
+    """Trace, and refuse a value that depends on the gates."""
     try:
-        found = by_gate(jnp.array(LOOKUP_OPEN), jnp.array(SCORING_OPEN))
+        jax.eval_shape(jax.vmap(value, out_axes=None), jnp.zeros(1), jnp.zeros(1))
     except ValueError as error:
         if "out_axes" not in str(error):
             raise
         raise ValueError("loss_fn is itself made of gradients in the table: what reaches it has no use") from error
+
+
+def _check_lookups(looked_up: set[str], table: str) -> None:
     owner = "/" + table.rpartition("/")[0]
     # The params of the model may be a part of those given, so the path of the module may be the end of the table's.
     if not any(owner.endswith(f"/{path}") for path in looked_up):
         seen = ", ".join(sorted(path or "the model itself" for path in looked_up)) or "nowhere"
         raise ValueError(f"no nn.Embed looked up {table!r} while loss_fn ran; nn.Embed was called at: {seen}")
-    return found
 
 
-def _tables(
-    table_4xVxD: Float[Array, "4 *L V D"], head: Float[Array, "4 *L D V"] | None, head_path: str | None
-) -> tuple[Array, Array, Array, Array]:
-    """Lookup, scoring, other and total from the gradients for each setting of the gates."""
-    table_4xVxD = table_4xVxD.astype(jnp.promote_types(table_4xVxD.dtype, jnp.float32))
-    total_VxD, lookup_VxD, scoring_VxD, other_VxD = table_4xVxD
-    lookup_VxD = lookup_VxD - other_VxD
-    if head is None:
-        return lookup_VxD, scoring_VxD - other_VxD, other_VxD, total_VxD
-    head_VxD = head[0].astype(table_4xVxD.dtype)
-    if not str(head_path).endswith("embedding"):
-        head_VxD = head_VxD.swapaxes(-1, -2)
-    if head_VxD.shape != total_VxD.shape:
-        raise ValueError(f"{head_path!r} of shape {head.shape[1:]} does not score a table of shape {total_VxD.shape}")
-    return lookup_VxD, head_VxD, other_VxD, total_VxD + head_VxD
+def _split(value: Any, parts: _Parts, other_VxD: Array, table: int, head: tuple[str, int] | None) -> UseSplit:
+    """The split of the table, which is one of the leaves; so is the head."""
+
+    def wide(gradient: Array) -> Array:
+        return gradient.astype(jnp.promote_types(gradient.dtype, jnp.float32))
+
+    total_VxD, lookup_VxD, scoring_VxD = (wide(jax.tree.leaves(part)[table]) for part in parts)
+    if head is not None:
+        path, leaf = head
+        scoring_VxD = wide(jax.tree.leaves(parts.total)[leaf])
+        if not path.endswith("embedding"):
+            scoring_VxD = scoring_VxD.swapaxes(-1, -2)
+        if scoring_VxD.shape != lookup_VxD.shape:
+            raise ValueError(f"{path!r} gives rows of shape {scoring_VxD.shape}, but the table is {lookup_VxD.shape}")
+        total_VxD = total_VxD + scoring_VxD
+    return UseSplit(value, lookup_VxD, scoring_VxD, wide(other_VxD), total_VxD)
 
 
 def _index(params: PyTree, path: str) -> int:
