@@ -9,6 +9,7 @@ from typing import Self
 
 import jax
 import numpy as np
+import xarray as xr
 from jaxtyping import Float, Int
 
 from tied_lm import bands as bands_
@@ -105,6 +106,8 @@ class RowRecorder:
         values = {tag: float(value) for tag, value in (scalars or {}).items()}
         if self.writers is None:
             self.writers = self._open(rows._fields)
+        elif set(rows._fields) != set(self.writers[0].arrays) - {"step"}:
+            raise ValueError(f"these are {', '.join(rows._fields)}; the records before had other fields")
         log, board, row_board, metrics = self.writers
         log.append(step, rows._asdict())
         histograms = {part: np.asarray(_log_histogram(getattr(rows, part))) for part in norms_in(rows._fields)}
@@ -127,7 +130,7 @@ class RowRecorder:
         board = Board(self.folder, first, LABEL)
         row_board = RowBoard(board, self.tied, bands, tracked_tokens(frequencies, self.tokens))
         if first == 0 or not read_metrics(self.folder):
-            row_board.show_tokens([_escaped(text) for text in self.token_strings])
+            row_board.show_tokens(self.token_strings)
             if bands is not None:
                 board.charts(row_board.charts(fields, "batch, by band"))
         return log, board, row_board, Metrics(self.folder, first)
@@ -143,6 +146,10 @@ class RowRecorder:
         if old != set(fields) or size != self.vocab_size:
             told = f"{', '.join(sorted(old))} of {size} rows, not {', '.join(sorted(fields))} of {self.vocab_size}"
             raise ValueError(f"{self.folder / ROWS} holds {told}; take another folder")
+        with xr.open_zarr(self.folder / ROWS) as rows:
+            old_counts = rows.frequency.values if "frequency" in rows else np.zeros(0)
+        if not np.array_equal(old_counts, np.zeros(0) if self.frequencies is None else self.frequencies):
+            raise ValueError(f"{self.folder / ROWS} holds bands of other counts; take another folder")
 
     def flush(self) -> None:
         """Put all that was recorded on the disk. The metrics come last: what they hold, the rest holds too."""
@@ -176,8 +183,3 @@ def _frequencies(counts_V: Float[np.ndarray, "V"], vocab_size: int) -> Float[np.
     if counts_V.shape != (vocab_size,) or not np.isfinite(counts_V).all() or counts_V.min() < 0 or not counts_V.any():
         raise ValueError(f"counts are not {vocab_size} numbers of at least 0, one of them larger")
     return counts_V / counts_V.sum()
-
-
-def _escaped(text: str) -> str:
-    """Text that neither ends a cell of a table nor the code in it."""
-    return json.dumps(text, ensure_ascii=False)[1:-1].replace("|", "\\|").replace("`", "'")

@@ -1,0 +1,220 @@
+"""The recorder in somebody else's loop."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event
+
+from experiments import instrument
+from tests import tiny
+from tied_lm import RowRecorder, RowStats, UseStats, open_run, recorder
+from tied_lm.bands import UNSEEN, describe
+from tied_lm.histogram import log_histogram
+
+V = 6
+COUNTS = np.array([10, 40, 0, 20, 30, 0])
+PARTS = ("lookup", "scoring", "other", "total")
+
+
+def use_stats(step, v=V):
+    norms = {part: np.arange(v, dtype=np.float32) * (k + 1) + step for k, part in enumerate(PARTS)}
+    return UseStats(**norms, cosine=np.full(v, 0.5))
+
+
+def row_stats(step):
+    norms = {part: np.arange(V, dtype=np.float32) * (k + 1) + step for k, part in enumerate(RowStats._fields[:5])}
+    return RowStats(**norms, cosine=np.full(V, 0.5), input_count=np.arange(V), target_count=np.arange(V))
+
+
+def steps_of(place):
+    """The steps in each of the three places."""
+    lines = [json.loads(line)["step"] for line in (place / "metrics.jsonl").read_text().splitlines()]
+    shown = [
+        event.step for event in tiny.board_events(place) if any(v.tag == "split/share" for v in event.summary.value)
+    ]
+    return lines, tiny.dataset(place / "rows.zarr")["step"].tolist(), sorted(shown)
+
+
+def record(place, steps, **kwargs):
+    with RowRecorder(place, V, counts=COUNTS, **kwargs) as opened:
+        for step in steps:
+            opened.record(step, use_stats(step))
+
+
+def test_a_record_lands_everywhere(tmp_path):
+    with RowRecorder(tmp_path / "a" / "b", V, list("abcd`|"), COUNTS, tokens=(5,)) as opened:
+        opened.record(3, use_stats(0), {"loss/train": np.float32(1.5)})
+    run = open_run(tmp_path / "a" / "b")
+    assert run.scalars("loss/train") == {3: 1.5}
+    assert run.scalars("grad_norm/other")[3] == pytest.approx(3 * np.sqrt(55))
+    assert run.scalars("split/share")[3] == pytest.approx(1 / 5)
+    assert run.scalars("split/cosine")[3] == pytest.approx(0.5)
+    assert run.scalars("band/unseen/lookup")[3] == pytest.approx(np.hypot(2, 5))
+    assert run.scalars("rows_zero/total") == {3: pytest.approx(1 / V)}
+    assert run.scalars("token/frequent_1/scoring") == {3: 2}
+    assert run.scalars("token/named_5/other") == {3: 15}
+    with run.rows as rows:
+        assert set(rows.data_vars) == {*UseStats._fields, "frequency", "band"}
+        np.testing.assert_array_equal(rows.other, [np.arange(V) * 3])
+        np.testing.assert_array_equal(rows.frequency, COUNTS / 100)
+        assert rows.band.values.tolist() == [4, 0, UNSEEN, 3, 2, UNSEEN]
+        assert rows.cosine.attrs == {"units": "1"}
+    shown = tiny.board_values(tmp_path / "a" / "b")
+    assert {tag for tag, step in shown if step == 3} == run.tags() | {f"rows/{part}" for part in PARTS}
+    assert {tag for tag, step in shown if step == 0} == {"tokens/text_summary", "custom_scalars__config__"}
+    assert b"| named_5 | 5 | &#124; |" in shown["tokens/text_summary", 0]
+    with pytest.raises(FileNotFoundError, match=r"no config\.json"):
+        _ = run.config
+
+
+def test_the_histograms_are_those_of_the_norms(tmp_path):
+    record(tmp_path, [0])
+    values = {value.tag: value for event in tiny.board_events(tmp_path) for value in event.summary.value}
+    assert list(values["rows/scoring"].histo.bucket) == np.asarray(log_histogram(use_stats(0).scoring)).tolist()
+
+
+def test_statistics_of_this_projects_own_models(tmp_path):
+    with RowRecorder(tmp_path, V) as opened:
+        opened.record(0, row_stats(1))
+        with pytest.raises(ValueError, match="records before had other fields"):
+            opened.record(1, use_stats(1))
+    run = open_run(tmp_path)
+    assert {f"grad_norm/{part}" for part in RowStats._fields[:5]} < run.tags()
+    assert run.last()["split/share"] == describe(row_stats(1))["share"]
+    # Nothing is known of the frequencies.
+    assert not any(tag.startswith(("band/", "token/")) for tag in run.tags())
+    with run.rows as rows:
+        assert set(rows.data_vars) == set(RowStats._fields)
+
+
+def test_two_matrices_have_no_total(tmp_path):
+    record(tmp_path, [0], tied=False)
+    run = open_run(tmp_path)
+    for tag in run.tags():
+        assert tag.rsplit("/", 1)[-1] not in ("total", "share", "cosine") or tag.startswith("hypothetical/"), tag
+    with run.rows as rows:
+        assert "hypothetical" in rows.total.attrs
+
+
+def test_a_folder_is_continued_after_its_last_step(tmp_path):
+    record(tmp_path, [0, 4])
+    with RowRecorder(tmp_path, V, counts=COUNTS) as opened:
+        for step in (3, 4):
+            with pytest.raises(ValueError, match=rf"step {step} comes too late.*up to step 4"):
+                opened.record(step, use_stats(0))
+        opened.record(5, use_stats(5))
+        with pytest.raises(ValueError, match="step 5 comes too late"):
+            opened.record(5, use_stats(5))
+    assert steps_of(tmp_path) == ([0, 4, 5],) * 3
+    assert ("tokens/text_summary", 0) in tiny.board_values(tmp_path)
+
+
+@pytest.mark.parametrize("first", [0, 2, 3])
+def test_a_folder_is_written_again_from_a_step_on(tmp_path, first):
+    record(tmp_path, [1, 2, 3])
+    record(tmp_path, [3, 6], first_step=first)
+    assert steps_of(tmp_path) == ([step for step in (1, 2) if step < first] + [3, 6],) * 3
+    assert ("tokens/text_summary", 0) in tiny.board_values(tmp_path)
+
+
+def test_what_was_not_flushed_is_as_if_it_had_not_been(tmp_path):
+    opened = RowRecorder(tmp_path, V, counts=COUNTS)
+    opened.record(0, use_stats(0))
+    opened.flush()
+    opened.record(1, use_stats(1))
+    opened.writers[0].flush()  # the rows are there and the metrics are not
+    opened.writers[1].close()
+    opened.writers[3].file.close()
+    opened.lock.close()
+    record(tmp_path, [1, 2])
+    assert steps_of(tmp_path) == ([0, 1, 2],) * 3
+
+
+def test_a_record_can_soon_be_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(recorder, "FLUSH_SECONDS", 0)
+    with RowRecorder(tmp_path, V) as opened:
+        for step in range(3):
+            opened.record(step, use_stats(step))
+            assert steps_of(tmp_path) == (list(range(step + 1)),) * 3
+
+
+def test_files_of_others_are_left_alone(tmp_path):
+    writer = EventsWriter(str(tmp_path / "events"))
+    for step in range(9):
+        writer.write_event(Event(step=step, wall_time=1.0, file_version="mine"))
+    writer.close()
+    (theirs,) = tmp_path.iterdir()
+    before = theirs.read_bytes()
+    record(tmp_path, [0, 1])
+    record(tmp_path, [1, 2], first_step=1)
+    assert theirs.read_bytes() == before
+
+
+def test_nothing_is_written_of_a_record_that_is_refused(tmp_path):
+    with RowRecorder(tmp_path, V, counts=COUNTS) as opened:
+        opened.record(0, use_stats(0))
+        for bad in (np.nan, np.inf):
+            with pytest.raises(ValueError, match="other is not finite at step 1"):
+                opened.record(1, use_stats(1)._replace(other=np.full(V, bad)))
+        with pytest.raises(ValueError, match=re.escape("lookup has shape (5,), not (6,)")):
+            opened.record(1, use_stats(1, v=5))
+    assert steps_of(tmp_path) == ([0],) * 3
+    with pytest.raises(ValueError, match="is closed"):
+        opened.record(2, use_stats(2))
+    opened.close()
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"counts": np.ones(5)}, "counts are not 6 numbers"),
+        ({"counts": np.zeros(6)}, "counts are not 6 numbers"),
+        ({"counts": np.array([1, -1, 1, 1, 1, 1])}, "counts are not 6 numbers"),
+        ({"token_strings": ["a"]}, "token_strings has 1 entries, not one"),
+        ({"tokens": (6,)}, r"tokens = \[6\] are not all in \[0, 6\)"),
+    ],
+)
+def test_arguments_that_do_not_fit(tmp_path, kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        RowRecorder(tmp_path / "new", V, **kwargs)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl"])
+def test_the_folder_of_something_else_is_refused(tmp_path, name):
+    (tmp_path / name).write_text("{}\n")
+    with pytest.raises(ValueError, match=f"holds a {name} that no RowRecorder wrote"):
+        RowRecorder(tmp_path, V)
+
+
+def test_two_recorders_do_not_share_a_folder(tmp_path):
+    with RowRecorder(tmp_path, V), pytest.raises(ValueError, match="no other process is writing"):
+        RowRecorder(tmp_path, V)
+
+
+def test_rows_of_another_vocabulary_or_other_counts_are_not_continued(tmp_path):
+    record(tmp_path, [0])
+    with RowRecorder(tmp_path, 7) as opened, pytest.raises(ValueError, match="of 6 rows, not"):
+        opened.record(1, use_stats(1, v=7))
+    for counts in (None, COUNTS + 1):
+        with RowRecorder(tmp_path, V, counts=counts) as opened, pytest.raises(ValueError, match="of other counts"):
+            opened.record(1, use_stats(1))
+    assert steps_of(tmp_path) == ([0],) * 3
+
+
+@pytest.mark.slow
+def test_the_example(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(instrument, "STEPS", 21)
+    instrument.main(str(tmp_path))
+    assert str(tmp_path) in capsys.readouterr().out
+    run = open_run(tmp_path)
+    losses = run.scalars("loss/train")
+    assert list(losses) == [0, 10, 20]
+    assert losses[20] < losses[0]
+    with run.rows as rows:
+        assert dict(rows.sizes) == {"step": 3, "token": instrument.VOCABULARY}
+        assert np.all(rows.scoring > 0)
+        assert not rows.other.any()

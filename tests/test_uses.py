@@ -1,0 +1,545 @@
+"""The split of models that are not this project's, against the definition: one argument of the loss for each use."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from tied_lm import TiedEmbedding, embed_loss_and_gradients, split_embed_gradients, split_gradients, uses
+from tied_lm.bodies import Mlp
+from tied_lm.gradients import row_cosine
+from tied_lm.uses import split_table_gradients
+
+V, D = 11, 6
+TABLE = "token_embed/embedding"
+IDS = np.array([[1, 2, 1, 0, 5], [3, 3, 9, 2, 1]])
+TARGETS = np.array([[2, 1, 0, 5, 3], [3, 9, 2, 1, 7]])
+
+
+# Compiled in a hurry, since each program runs once. Newer versions of XLA no longer have the last option.
+HURRY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+if jax.__version_info__ < (0, 11):
+    HURRY["xla_cpu_use_fusion_emitters"] = False
+jit = functools.partial(jax.jit, compiler_options=HURRY)
+
+
+def cross_entropy(logits):
+    return optax.softmax_cross_entropy_with_integer_labels(logits, TARGETS).mean()
+
+
+def init(model, *inputs, key=0):
+    inputs = inputs or (IDS,)
+    keys = {"params": jax.random.key(key), "dropout": jax.random.key(1)}
+    variables = jit(model.init)(keys, *inputs)
+    # Larger than usual, so that no part is small beside the others.
+    larger = {
+        "params": jax.tree.map(lambda x: x + 0.3 * np.cos(np.arange(x.size)).reshape(x.shape), variables["params"])
+    }
+    return variables | jax.tree.map(lambda x: x.astype(jnp.float32), larger)
+
+
+def split(loss_fn, params, **kwargs):
+    return jit(lambda params: split_embed_gradients(loss_fn, params, **{"table": TABLE} | kwargs))(params)
+
+
+def assert_close(a, b, atol=1e-6):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=atol), a, b)
+
+
+def assert_adds_up(found, loss_fn, params, table=TABLE, atol=1e-6):
+    """The parts are autodiff's gradient together, and none of lookup and scoring is small."""
+    gradient = jit(jax.grad(loss_fn))(params)
+    for name in table.split("/"):
+        gradient = gradient[name]
+    (gradient,) = jax.tree.leaves(gradient)
+    assert_close(found.total, gradient, atol)
+    assert_close(found.lookup + found.scoring + found.other, gradient, atol)
+    assert np.abs(found.lookup).max() > 1e-2
+    assert np.abs(found.scoring).max() > 1e-2
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward layer, normalised before or after each."""
+
+    norm: str
+
+    @nn.compact
+    def __call__(self, x):
+        attention = nn.MultiHeadDotProductAttention(2)
+        mask = nn.make_causal_mask(x[..., 0])
+        for layer in (lambda y: attention(y, mask=mask), lambda y: nn.Dense(D)(nn.gelu(nn.Dense(2 * D)(y)))):
+            norm = nn.LayerNorm()
+            x = x + layer(norm(x)) if self.norm == "pre" else norm(x + layer(x))
+        return x
+
+
+class Transformer(nn.Module):
+    """As they are written elsewhere: a scaled embedding, and `attend`, whose logits may be scaled."""
+
+    norm: str = "pre"
+    logit_scale: float = 1.0
+
+    def setup(self):
+        self.token_embed = nn.Embed(V, D)
+        self.block = Block(self.norm)
+        self.last = nn.LayerNorm()
+
+    def __call__(self, ids):
+        h = self.block(self.token_embed(ids) * D**0.5)
+        return self.token_embed.attend(self.last(h) if self.norm == "pre" else h) * self.logit_scale
+
+
+class Tied(nn.Module):
+    """`TiedEmbedding` with `nn.Embed`."""
+
+    body: nn.Module | None = None
+
+    @nn.compact
+    def __call__(self, ids):
+        embed = nn.Embed(V, D, name="token_embed")
+        x = embed(ids)
+        return embed.attend(x if self.body is None else self.body(x))
+
+
+SMALL = Tied(Mlp())
+
+
+def transformer_by_use(model, params, lookup, scoring):
+    """The same model with an array for each use, and without `nn.Embed`."""
+    h = Block(model.norm).apply({"params": params["block"]}, lookup[IDS] * D**0.5)
+    if model.norm == "pre":
+        h = nn.LayerNorm().apply({"params": params["last"]}, h)
+    return cross_entropy(h @ scoring.T * model.logit_scale)
+
+
+@pytest.mark.parametrize(("norm", "logit_scale"), [("pre", 1.0), ("pre", D**-0.5), ("post", 1.0), ("post", D**-0.5)])
+def test_transformers(norm, logit_scale):
+    model = Transformer(norm, logit_scale)
+    params = init(model)["params"]
+
+    def loss_fn(params):
+        return cross_entropy(model.apply({"params": params}, IDS))
+
+    found, table = split(loss_fn, params), params["token_embed"]["embedding"]
+    by_use = jit(jax.grad(lambda *tables: transformer_by_use(model, params, *tables), (0, 1)))
+    assert_close((found.lookup, found.scoring), by_use(table, table))
+    assert not np.any(found.other)
+    assert found.loss == pytest.approx(float(loss_fn(params)), abs=1e-6)
+    assert_adds_up(found, loss_fn, params)
+
+
+def test_finite_differences_in_float64():
+    with jax.enable_x64(True):
+        model = Transformer("post", D**-0.5)
+        params = jax.tree.map(lambda x: x.astype(jnp.float64), init(model)["params"])
+        table = params["token_embed"]["embedding"]
+
+        def decay(table):
+            return 0.1 * jnp.sum(table**2)
+
+        def loss_fn(params):
+            return cross_entropy(model.apply({"params": params}, IDS)) + decay(params["token_embed"]["embedding"])
+
+        @jit
+        def by_use(lookup, scoring, other):
+            return transformer_by_use(model, params, lookup, scoring) + decay(other)
+
+        found = split(loss_fn, params)
+        assert found.total.dtype == jnp.float64
+        rng, step = np.random.default_rng(0), 1e-5
+        for k, part in enumerate(("lookup", "scoring", "other")):
+            direction = rng.standard_normal(table.shape)
+            moved = [[table + sign * step * direction * (k == use) for use in range(3)] for sign in (1, -1)]
+            slope = (by_use(*moved[0]) - by_use(*moved[1])) / (2 * step)
+            assert np.sum(getattr(found, part) * direction) == pytest.approx(float(slope), rel=1e-7, abs=1e-9), part
+
+
+@pytest.mark.parametrize("body", [None, Mlp()], ids=["none", "mlp"])
+def test_the_same_as_this_projects_own_model(body):
+    model, own = Tied(body), TiedEmbedding(V, D, body)
+    params = init(model)["params"]
+    found = split(lambda params: cross_entropy(model.apply({"params": params}, IDS)), params)
+    theirs = {"embedding": params["token_embed"]["embedding"]} | {k: v for k, v in params.items() if k == "body"}
+    expected = jit(split_gradients, static_argnums=0)(own, theirs, IDS, TARGETS)
+    for part in ("loss", "lookup", "scoring", "total"):
+        assert_close(getattr(found, part), getattr(expected, part))
+
+
+class EncoderDecoder(nn.Module):
+    @nn.compact
+    def __call__(self, source, target):
+        embed = nn.Embed(V, D, name="token_embed")
+        memory = nn.Dense(D, name="encoder")(embed(source)).mean(axis=-2, keepdims=True)
+        return embed.attend(jnp.tanh(nn.Dense(D, name="decoder")(embed(target)) + memory))
+
+
+def test_an_encoder_decoder_that_looks_one_table_up_twice():
+    model, source = EncoderDecoder(), IDS[:, ::-1] % 4
+    params = init(model, source, IDS)["params"]
+
+    def by_use(encoder_table, decoder_table, scoring):
+        memory = (encoder_table[source] @ params["encoder"]["kernel"] + params["encoder"]["bias"]).mean(
+            -2, keepdims=True
+        )
+        h = jnp.tanh(decoder_table[IDS] @ params["decoder"]["kernel"] + params["decoder"]["bias"] + memory)
+        return cross_entropy(h @ scoring.T)
+
+    def loss_fn(params):
+        return cross_entropy(model.apply({"params": params}, source, IDS))
+
+    found, table = split(loss_fn, params), params["token_embed"]["embedding"]
+    encoder, decoder, scoring = jit(jax.grad(by_use, (0, 1, 2)))(table, table, table)
+    assert np.abs(encoder).max() > 1e-2
+    assert_close((found.lookup, found.scoring), (encoder + decoder, scoring))
+    assert_adds_up(found, loss_fn, params)
+
+
+class Cell(nn.Module):
+    @nn.compact
+    def __call__(self, h, ids):
+        embed = nn.Embed(V, D, name="token_embed")
+        h = jnp.tanh(nn.Dense(D, name="dense")(h) + embed(ids))
+        return h, embed.attend(h)
+
+
+WRAPPED = {"scan": Cell, "remat in scan": nn.remat(Cell), "jit in scan": nn.jit(Cell)}
+
+
+@pytest.mark.parametrize("wrapped", WRAPPED)
+def test_an_embed_inside_a_scan(wrapped):
+    class Recurrent(nn.Module):
+        @nn.compact
+        def __call__(self, ids):
+            scan = nn.scan(WRAPPED[wrapped], variable_broadcast="params", split_rngs={"params": False})
+            return scan(name="cell")(jnp.zeros((2, D)), ids.T)[1].swapaxes(0, 1)
+
+    model = Recurrent()
+    params = init(model)["params"]
+    (cell,) = params.values()
+
+    def by_use(lookup, scoring):
+        h, logits = jnp.zeros((2, D)), []
+        for ids in IDS.T:
+            h = jnp.tanh(h @ cell["dense"]["kernel"] + cell["dense"]["bias"] + lookup[ids])
+            logits.append(h @ scoring.T)
+        return cross_entropy(jnp.stack(logits, 1))
+
+    def loss_fn(params):
+        return cross_entropy(model.apply({"params": params}, IDS))
+
+    name = f"{next(iter(params))}/{TABLE}"
+    found, table = split(loss_fn, params, table=name), cell["token_embed"]["embedding"]
+    assert_close((found.lookup, found.scoring), jit(jax.grad(by_use, (0, 1)))(table, table))
+    assert_adds_up(found, loss_fn, params, name)
+
+
+def test_layers_of_a_scan_with_a_table_each():
+    class Layer(nn.Module):
+        @nn.compact
+        def __call__(self, h, ids):
+            embed = nn.Embed(V, D, name="token_embed")
+            return jnp.tanh(h + embed(ids)), embed.attend(h)
+
+    class Stack(nn.Module):
+        @nn.compact
+        def __call__(self, ids):
+            scan = nn.scan(
+                Layer, variable_axes={"params": 0}, split_rngs={"params": True}, in_axes=nn.broadcast, length=3
+            )
+            _, logits = scan(name="layers")(jnp.ones((*ids.shape, D)), ids)
+            return logits.sum(0)
+
+    model = Stack()
+    params = init(model)["params"]
+
+    def by_use(lookup, scoring):
+        h, logits = jnp.ones((*IDS.shape, D)), 0
+        for k in range(3):
+            logits += h @ scoring[k].T
+            h = jnp.tanh(h + lookup[k][IDS])
+        return cross_entropy(logits)
+
+    table = params["layers"]["token_embed"]["embedding"]
+    found = split(lambda p: cross_entropy(model.apply({"params": p}, IDS)), params, table="layers/" + TABLE)
+    assert found.lookup.shape == (3, V, D)
+    assert found.stats().cosine.shape == (3, V)
+    assert_close((found.lookup, found.scoring), jit(jax.grad(by_use, (0, 1)))(table, table))
+
+
+class Wrapped(nn.Module):
+    embed: type[nn.Embed]
+    options: tuple = ()
+
+    @nn.compact
+    def __call__(self, ids, train=False):
+        embed = self.embed(V, D, name="token_embed", **dict(self.options))
+        x = nn.BatchNorm(use_running_average=not train)(embed(ids))
+        x = nn.Dropout(0.5, deterministic=not train)(x)
+        return embed.attend(nn.Dense(D)(x))
+
+
+def normalised(variables):
+    return jax.tree.map(lambda x: x / jnp.linalg.norm(x, axis=-1, keepdims=True), variables)
+
+
+class Calling(nn.Embed):
+    """Looks up through the methods of its base."""
+
+    def __call__(self, ids):
+        return 2 * super().__call__(ids)
+
+
+def rows(key, shape, dtype):
+    return jax.random.normal(key, shape, dtype)
+
+
+EMBEDS = {
+    "remat": (nn.remat(nn.Embed, methods=["__call__", "attend"]), ()),
+    "jit": (nn.jit(nn.Embed, methods=["__call__", "attend"]), ()),
+    "subclass": (Calling, ()),
+    "boxed": (nn.Embed, (("embedding_init", nn.with_partitioning(rows, ("vocab", None))),)),
+    "logical": (nn.Embed, (("embedding_init", nn.with_logical_partitioning(rows, ("vocab", None))),)),
+    "bfloat16": (nn.Embed, (("dtype", jnp.bfloat16),)),
+    "transformed": (
+        nn.map_variables(nn.Embed, "params", normalised, init=True, methods=["__call__", "attend"]),
+        (),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EMBEDS)
+def test_whatever_lies_between_a_use_and_the_parameter(name):
+    model = Wrapped(*EMBEDS[name])
+    variables = init(model)
+
+    def loss_fn(params):
+        return cross_entropy(model.apply(variables | {"params": params}, IDS).astype(jnp.float32))
+
+    found = split(loss_fn, variables["params"])
+    assert found.lookup.dtype == np.float32
+    assert_adds_up(found, loss_fn, variables["params"], atol=1e-4 if name == "bfloat16" else 1e-6)
+    assert not np.any(found.other)
+    # Only a row that was looked up can have a lookup, and only a use that is cut off loses its part.
+    assert np.flatnonzero(np.abs(found.lookup).max(-1)).tolist() == np.unique(IDS).tolist()
+
+
+def test_collections_auxiliary_values_and_dropout():
+    model = Wrapped(nn.Embed)
+    variables = init(model)
+
+    def loss_fn(params):
+        out, new = model.apply(
+            variables | {"params": params}, IDS, train=True, mutable="batch_stats", rngs={"dropout": jax.random.key(3)}
+        )
+        return cross_entropy(out), {"new": new, "shape": out.shape[0]}
+
+    found = split(loss_fn, variables["params"], has_aux=True)
+    (loss, aux), gradients = jit(jax.value_and_grad(loss_fn, has_aux=True))(variables["params"])
+    assert_close((found.loss, found.aux), (loss, aux))
+    assert_adds_up(found, lambda params: loss_fn(params)[0], variables["params"])
+    step = jit(lambda params: embed_loss_and_gradients(loss_fn, params, table=TABLE, has_aux=True))
+    value, theirs, stats = step(variables["params"])
+    assert_close((value, theirs), ((loss, aux), gradients))
+    assert_close(stats, found.stats())
+
+
+def test_what_is_no_use_is_other():
+    model = SMALL
+    params = init(model)["params"]
+    table = params["token_embed"]["embedding"]
+
+    def plain(params):
+        return cross_entropy(model.apply({"params": params}, IDS))
+
+    def loss_fn(params):
+        direct = jnp.sum(jnp.sin(params["token_embed"]["embedding"][3]))
+        return plain(params) + 5 * sum(jnp.sum(x**2) for x in jax.tree.leaves(params)) + direct
+
+    found, without = split(loss_fn, params), split(plain, params)
+    assert_close((found.lookup, found.scoring), (without.lookup, without.scoring), atol=1e-7)
+    assert_close(found.other, (10 * table).at[3].add(jnp.cos(table[3])), atol=1e-5)
+    assert_adds_up(found, loss_fn, params, atol=1e-5)
+    assert_close(found.stats().other, np.linalg.norm(found.other, axis=-1), atol=1e-5)
+
+
+class Untied(nn.Module):
+    head: str
+
+    @nn.compact
+    def __call__(self, ids):
+        h = nn.Dense(D)(nn.Embed(V, D, name="token_embed")(ids))
+        return nn.Dense(V, name="logits")(h) if self.head == "dense" else nn.Embed(V, D, name="out").attend(h)
+
+
+@pytest.mark.parametrize(("kind", "head"), [("dense", "logits/kernel"), ("embed", "out/embedding")])
+def test_an_untied_head(kind, head):
+    model = Untied(kind)
+    params = init(model)["params"]
+
+    def loss_fn(params):
+        return cross_entropy(model.apply({"params": params}, IDS))
+
+    found, gradients = split(loss_fn, params, head=head), jit(jax.grad(loss_fn))(params)
+    expected = gradients["logits"]["kernel"].T if kind == "dense" else gradients["out"]["embedding"]
+    assert_close((found.lookup, found.scoring), (gradients["token_embed"]["embedding"], expected))
+    assert_close(found.total, found.lookup + found.scoring)
+    step = jit(lambda params: embed_loss_and_gradients(loss_fn, params, table=TABLE, head=head))
+    _, theirs, stats = step(params)
+    assert_close(theirs, gradients)
+    assert_close(stats, found.stats())
+    with pytest.raises(ValueError, match=r"'Dense_0/kernel' gives rows of shape \(6, 6\), but the table is \(11, 6\)"):
+        split(loss_fn, params, head="Dense_0/kernel")
+
+
+def test_a_program_traced_before_is_traced_again():
+    model = SMALL
+    params = init(model)["params"]
+    loss_fn = jax.jit(lambda params: cross_entropy(model.apply({"params": params}, IDS)))
+    before = jit(jax.grad(loss_fn))(params)
+    for _ in range(2):
+        found = split(loss_fn, params)
+        assert_adds_up(found, loss_fn, params)
+        assert not np.any(found.other)
+    jax.tree.map(np.testing.assert_array_equal, jit(jax.grad(loss_fn))(params), before)
+
+
+def test_a_frozen_model_beside_it_is_not_its_lookup():
+    model = SMALL
+    params, teacher = init(model)["params"], init(model, key=5)["params"]
+
+    def student(params):
+        return cross_entropy(model.apply({"params": params}, IDS))
+
+    @jax.jit
+    def loss_fn(params):
+        taught = jax.nn.softmax(model.apply({"params": teacher}, IDS))
+        return student(params) + 0 * jnp.sum(taught)
+
+    assert_close(split(loss_fn, params)[:5], split(student, params)[:5])
+
+
+def test_the_params_of_the_model_may_be_a_part_of_those_given():
+    model = SMALL
+    both = {"model": init(model)["params"], "other": {"scale": jnp.ones(())}}
+
+    def loss_fn(params):
+        return params["other"]["scale"] * cross_entropy(model.apply({"params": params["model"]}, IDS))
+
+    assert_adds_up(split(loss_fn, both, table="model/" + TABLE), loss_fn, both, "model/" + TABLE)
+
+
+def test_in_a_step_it_is_value_and_grad():
+    model = SMALL
+    params = init(model)["params"]
+
+    def loss_fn(params):
+        return cross_entropy(model.apply({"params": params}, IDS))
+
+    def step(params, rows):
+        return embed_loss_and_gradients(loss_fn, params, table=TABLE, rows=rows)
+
+    expected = jit(jax.value_and_grad(loss_fn))(params)
+    assert step(params, False)[2] is None
+    loss, gradients, stats = jit(step, static_argnums=1)(params, True)
+    assert_close((loss, gradients), expected)
+    found = split_embed_gradients(loss_fn, params, table=TABLE)
+    for part in ("lookup", "scoring", "other", "total"):
+        assert_close(getattr(stats, part), np.linalg.norm(getattr(found, part), axis=-1))
+    assert_close(stats.cosine, row_cosine(found.lookup, found.scoring), atol=1e-5)
+    assert not np.asarray(stats.lookup)[[4, 6, 7, 8, 10]].any()
+    assert np.all(np.asarray(stats.scoring) > 0)
+
+
+@pytest.mark.slow
+def test_the_step_does_hardly_more_work():
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, ids):
+            embed = nn.Embed(4096, 64, name="token_embed")
+            x = embed(ids)
+            x += nn.MultiHeadDotProductAttention(2)(nn.LayerNorm()(x))
+            return embed.attend(nn.LayerNorm()(x))
+
+    model, ids = Model(), jnp.zeros((4, 128), jnp.int32)
+    params = model.init(jax.random.key(0), ids)["params"]
+
+    def step(params, rows):
+        def loss_fn(params):
+            return optax.softmax_cross_entropy_with_integer_labels(model.apply({"params": params}, ids), ids).mean()
+
+        return embed_loss_and_gradients(loss_fn, params, table=TABLE, rows=rows)
+
+    plain, with_rows = (jax.jit(step, static_argnums=1).lower(params, rows).compile() for rows in (False, True))
+    assert with_rows.cost_analysis()["flops"] < 1.01 * plain.cost_analysis()["flops"]
+    table = 4096 * 64 * 4
+    extra = with_rows.memory_analysis().temp_size_in_bytes - plain.memory_analysis().temp_size_in_bytes
+    assert extra < 3.5 * table
+
+
+@pytest.mark.parametrize("path", ["token_embed", "embed/embedding", "block/norm/embedding", "body/up/kernel/embedding"])
+def test_a_path_that_does_not_exist(path):
+    params = init(SMALL)["params"] | {"position": {"embedding": jnp.zeros((3, 2))}}
+    with pytest.raises(
+        KeyError, match=rf"no table '{path}'.*: position/embedding \(3, 2\), token_embed/embedding \(11, 6\)"
+    ):
+        split(lambda params: 0.0, params, table=path)
+
+
+def test_a_table_that_no_embed_looks_up():
+    params = {"token_embed": {"embedding": jnp.ones((V, D))}}
+    with pytest.raises(ValueError, match=r"no nn.Embed looked up 'token_embed/embedding'.*called at: nowhere"):
+        split(lambda params: jnp.sum(params["token_embed"]["embedding"][IDS]), params)
+
+
+def test_a_loss_that_contains_gradients_is_refused():
+    model = SMALL
+    params = init(model)["params"]
+
+    def plain(params):
+        return cross_entropy(model.apply({"params": params}, IDS))
+
+    def loss_fn(params):
+        return plain(params) + optax.tree.norm(jax.grad(plain)(params))
+
+    with pytest.raises(ValueError, match="itself made of gradients"):
+        split(loss_fn, params)
+
+
+def test_the_two_argument_form():
+    rng = np.random.default_rng(0)
+    lookup, scoring = (jnp.asarray(rng.standard_normal((V, D)), jnp.float32) for _ in range(2))
+
+    def loss_fn(lookup_table, scoring_table):
+        h = jnp.tanh(lookup_table[IDS])
+        return cross_entropy(h @ scoring_table.T), h
+
+    tied = split_table_gradients(loss_fn, lookup, has_aux=True)
+    assert_close(tied.total, jax.grad(lambda table: loss_fn(table, table)[0])(lookup))
+    assert_close(tied.aux, jnp.tanh(lookup[IDS]))
+    untied = split_table_gradients(lambda *tables: loss_fn(*tables)[0], lookup, scoring)
+    assert_close((untied.lookup, untied.scoring), jax.grad(lambda *t: loss_fn(*t)[0], (0, 1))(lookup, scoring))
+    assert not np.any(untied.other)
+    assert_close(untied.stats().total, np.linalg.norm(untied.lookup + untied.scoring, axis=-1))
+
+
+def no_gate(table, factor):
+    return table
+
+
+def test_a_gate_that_is_not_there_is_noticed(monkeypatch):
+    """What the tests above would see if a use were missed."""
+    model = SMALL
+    params = init(model)["params"]
+
+    def loss_fn(params):
+        return cross_entropy(model.apply({"params": params}, IDS))
+
+    monkeypatch.setattr(uses, "_gate", no_gate)
+    found = split(loss_fn, params)
+    assert not np.any(found.lookup)
+    with pytest.raises(AssertionError):
+        assert_adds_up(found, loss_fn, params)
