@@ -116,7 +116,7 @@ def transformer_by_use(model, params, lookup, scoring):
     return cross_entropy(h @ scoring.T * model.logit_scale)
 
 
-@pytest.mark.parametrize(("norm", "logit_scale"), [("pre", 1.0), ("pre", D**-0.5), ("post", 1.0), ("post", D**-0.5)])
+@pytest.mark.parametrize(("norm", "logit_scale"), [("pre", 1.0), ("post", D**-0.5)])
 def test_transformers(norm, logit_scale):
     model = Transformer(norm, logit_scale)
     params = init(model)["params"]
@@ -134,7 +134,7 @@ def test_transformers(norm, logit_scale):
 
 def test_finite_differences_in_float64():
     with jax.enable_x64(True):
-        model = Transformer("post", D**-0.5)
+        model = Transformer("pre", D**-0.5)
         params = jax.tree.map(lambda x: x.astype(jnp.float64), init(model)["params"])
         table = params["token_embed"]["embedding"]
 
@@ -482,7 +482,7 @@ def test_the_step_does_hardly_more_work():
 
 @pytest.mark.parametrize("path", ["token_embed", "embed/embedding", "block/norm/embedding", "body/up/kernel/embedding"])
 def test_a_path_that_does_not_exist(path):
-    params = init(SMALL)["params"] | {"position": {"embedding": jnp.zeros((3, 2))}}
+    params = {"position": {"embedding": jnp.zeros((3, 2))}, "token_embed": {"embedding": jnp.zeros((V, D))}}
     with pytest.raises(
         KeyError, match=rf"no table '{path}'.*: position/embedding \(3, 2\), token_embed/embedding \(11, 6\)"
     ):
