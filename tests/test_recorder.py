@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+from tensorboardX import summary
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event
 
@@ -142,9 +143,9 @@ def test_a_record_can_soon_be_read(tmp_path, monkeypatch):
 
 
 def test_files_of_others_are_left_alone(tmp_path):
-    writer = EventsWriter(str(tmp_path / "events"))
+    writer = EventsWriter(str(tmp_path / "events"), filename_suffix=".12345678")
     for step in range(9):
-        writer.write_event(Event(step=step, wall_time=1.0, file_version="mine"))
+        writer.write_event(Event(step=step, wall_time=1.0, summary=summary.scalar("theirs", step)))
     writer.close()
     (theirs,) = tmp_path.iterdir()
     before = theirs.read_bytes()
