@@ -246,7 +246,7 @@ def _check_value(value: Callable[[Array, Array], Any]) -> None:
 def _check_lookups(looked_up: set[str], table: str) -> None:
     owner = "/" + table.rpartition("/")[0]
     # The params of the model may be a part of those given, so the path of the module may be the end of the table's.
-    if not any(owner.endswith(f"/{path}") for path in looked_up):
+    if not any(not path or owner.endswith(f"/{path}") for path in looked_up):
         seen = ", ".join(sorted(path or "the model itself" for path in looked_up)) or "nowhere"
         raise ValueError(f"no nn.Embed looked up {table!r} while loss_fn ran; nn.Embed was called at: {seen}")
 
