@@ -55,7 +55,7 @@ def summary(ci95, mean=0.01, seeds=5):
 def test_the_first_sentence_says_what_the_interval_allows(ci95, mean, words):
     sentence = conclusions(summary(ci95, mean))[0]
     assert words in sentence
-    assert "100 parameters fewer (50%)" in sentence
+    assert "100 fewer parameters (50%)" in sentence
     assert ("better" in sentence) == (ci95 is None or ci95[1] < 0)
 
 

@@ -43,7 +43,7 @@ def _conclusion(summary: Mapping[str, Any], name: str) -> str:
     share = abs(spared) / base["parameters"]
     size = "the same number of parameters"
     if spared:
-        size = f"{abs(spared):,} parameters {'fewer' if spared > 0 else 'more'} ({share:.0%})"
+        size = f"{abs(spared):,} {'fewer' if spared > 0 else 'more'} parameters ({share:.0%})"
     shown = f"{_with_interval(difference, '+')} nats a token"
     if difference["ci95"] is None:
         return (
