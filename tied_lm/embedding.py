@@ -1,12 +1,14 @@
 """Which array looks up, and which scores."""
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
+
+from tied_lm.config import Model
 
 INIT = nn.initializers.normal(stddev=0.02)
 
@@ -24,6 +26,11 @@ class VocabularyModel(nn.Module):
     compute_dtype: DTypeLike = jnp.float32  # of the operands of the large products; parameters and sums are float32
 
     vocabulary: ClassVar[tuple[str, ...]]
+
+    @classmethod
+    def of(cls, config: Model, vocab_size: int, body: nn.Module | None) -> Self:
+        """The model that a config describes; a scheme with fields of its own takes them from there."""
+        return cls(vocab_size, config.features, body, jnp.dtype(config.compute_dtype))
 
     def matrices(self) -> tuple[Float[Array, "V D"], Float[Array, "V D"]]:
         """The array that looks up and the array that scores."""
@@ -83,6 +90,10 @@ class UntiedEmbedding(VocabularyModel):
     """
 
     same_start: bool = False
+
+    @classmethod
+    def of(cls, config: Model, vocab_size: int, body: nn.Module | None) -> Self:
+        return cls(vocab_size, config.features, body, jnp.dtype(config.compute_dtype), config.same_start)
 
     vocabulary: ClassVar[tuple[str, ...]] = ("embedding", "output")
 

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int, PyTree
 from tied_lm import optimizer
 from tied_lm.bodies import BODIES
 from tied_lm.config import Config, choose
-from tied_lm.embedding import SCHEMES, UntiedEmbedding, VocabularyModel, count_parameters
+from tied_lm.embedding import SCHEMES, VocabularyModel, count_parameters
 from tied_lm.gradients import (
     PARTS,
     Backward,
@@ -65,11 +65,8 @@ class Probe(NamedTuple):
 def build_model(config: Config) -> VocabularyModel:
     """The model that a config names."""
     scheme = choose(SCHEMES, "model.tying", config.model.tying)
-    dtype = jnp.dtype(config.model.compute_dtype)
-    body = choose(BODIES, "model.body", config.model.body)(dtype)
-    if scheme is UntiedEmbedding:
-        return UntiedEmbedding(config.data.vocab_size, config.model.features, body, dtype, config.model.same_start)
-    return scheme(config.data.vocab_size, config.model.features, body, dtype)
+    body = choose(BODIES, "model.body", config.model.body)(jnp.dtype(config.model.compute_dtype))
+    return scheme.of(config.model, config.data.vocab_size, body)
 
 
 def build_stream(config: Config) -> Stream:
