@@ -1,6 +1,7 @@
 """Somebody else's model in somebody else's loop, instrumented: the lines between the marks are all that was added."""
 
 import sys
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -39,8 +40,8 @@ def main(workdir: str) -> None:
     # ---
 
     @jax.jit
-    def step(params, state, tokens):  # type: ignore[no-untyped-def]
-        def loss_fn(params):  # type: ignore[no-untyped-def]
+    def step(params: Any, state: Any, tokens: Array) -> Any:
+        def loss_fn(params: Any) -> Array:
             logits = model.apply({"params": params}, tokens[:, :-1])
             return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
 

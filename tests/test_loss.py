@@ -317,7 +317,10 @@ def test_never_holds_all_logits(compute_dtype):
         jax.ShapeDtypeStruct(*x) for x in (((N, D), "float32"), ((V, D), "float32"), ((N,), "int32"), ((N,), "float32"))
     ]
     gradients = jax.value_and_grad(lambda *a: loss.cross_entropy(*a, compute_dtype=compute_dtype), (0, 1))
-    forward = lambda h, s, t, w: loss.negative_log_likelihood(h, s, t, compute_dtype=compute_dtype)  # noqa: E731
+
+    def forward(h, scoring, targets, _):
+        return loss.negative_log_likelihood(h, scoring, targets, compute_dtype=compute_dtype)
+
     for f in (gradients, forward):
         compiled = jax.jit(f).lower(*inputs).compile()
         assert compiled.memory_analysis().temp_size_in_bytes < 4 * N * V / 12

@@ -134,7 +134,7 @@ def vocabulary_loss(
 def _narrow_loss(
     h_NxD: Array, scoring_VxD: Array, ids_N: Array, weights_N: Array, soft_cap: float | None, z_loss: float
 ) -> VocabularyLoss:
-    """The same where V is small beside D: there N x V arrays are smaller than the N x D rows of the targets."""
+    """The same where V is small beside D: an N x V array is then no burden beside h, which is N x D."""
     logits_NxV = _logits(h_NxD, scoring_VxD, soft_cap)
     exp_NxV, sum_N, log_sum_N = _exponentials(logits_NxV, soft_cap)
     is_target_NxV = ids_N[:, None] == jnp.arange(scoring_VxD.shape[0])

@@ -26,11 +26,11 @@ def table(rows: list[list[str]]) -> str:
     return "\n".join("  " + line.rstrip() for line in lines)
 
 
-def _bytes(count: int) -> str:
+def _bytes(count: float) -> str:
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.3g} {unit}"
-        count = count / 1024  # type: ignore[assignment]
+        count /= 1024
     return f"{count:.3g} GiB"
 
 
