@@ -15,7 +15,15 @@ def get_config() -> ConfigDict:
     c.model.features = 32  # D, embedding width
     c.model.body = "none"  # none | mlp: what turns the looked-up vectors into hidden vectors
     c.model.compute_dtype = "float32"  # float32 | bfloat16: of the operands of products; all else is float32
-    c.model.same_start = False  # untied only: start both matrices from the same values
+    c.model.init_std = 0.02  # standard deviation of the initial entries of the vocabulary matrices
+    c.model.scale_input = False  # multiply what is looked up by sqrt(D), at run time
+
+    c.scheme = ConfigDict()  # what the tying schemes take; each reads its own
+    c.scheme.same_start = False  # untied: start both matrices from the same values
+
+    c.body = ConfigDict()  # what the bodies take; each reads its own
+    c.body.depth = 1  # mlp: blocks
+    c.body.width = 0  # mlp: units of the hidden layer; 0 means 4 D
 
     c.data = ConfigDict()
     c.data.source = "toy"  # toy | text

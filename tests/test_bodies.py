@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tied_lm import TiedEmbedding
-from tied_lm.bodies import BODIES, Mlp
+from tied_lm.bodies import Mlp, build_body
+from tied_lm.config import ConfigError
 
 D = 6
 
@@ -57,9 +58,23 @@ def test_mlp_shapes_follow_its_input():
     }
 
 
-def test_bodies_by_name():
-    assert BODIES["none"](jnp.float32) is None
-    assert BODIES["mlp"](jnp.bfloat16) == Mlp(compute_dtype=jnp.bfloat16)
+def test_bodies_by_name(make_config):
+    assert build_body(make_config("model.body=none")) is None
+    overrides = ("model.body=mlp", "model.compute_dtype=bfloat16", "body.depth=2", "body.width=7")
+    assert build_body(make_config(*overrides)) == Mlp(jnp.dtype("bfloat16"), 7, 2)
+
+
+def test_a_body_checks_its_own_fields(make_config):
+    with pytest.raises(ConfigError, match=r"^body\.depth = 0 is not possible; allowed: at least 1$"):
+        build_body(make_config("model.body=mlp", "body.depth=0"))
+
+
+def test_blocks_of_an_mlp_follow_each_other(x):
+    model = Mlp(depth=2)
+    params = model.init(jax.random.key(1), x)["params"]
+    second = {name.removesuffix("_1"): params[name] for name in ("up_1", "down_1")}
+    once = Mlp().apply({"params": {name: params[name] for name in ("up", "down")}}, x)
+    np.testing.assert_allclose(model.apply({"params": params}, x), Mlp().apply({"params": second}, once), rtol=1e-6)
 
 
 def test_mlp_in_bfloat16_keeps_its_parameters_and_its_input_in_float32(x, params):

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, TypeVar
 
 T = TypeVar("T")
@@ -44,13 +44,33 @@ decay_rate = Allowed("0 or more, below 1", lambda x: 0 <= x < 1)
 seed32 = Allowed("0 to 2**32 - 1", lambda x: 0 <= x < 2**32)
 
 
+class Options(Mapping[str, Any]):
+    """Values by name, for a class that is found by its name and declares what it takes: a tying scheme, a body."""
+
+    def __init__(self, values: Mapping[str, Any]):
+        self._values = dict(values)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return hash(tuple(sorted(self._values.items())))
+
+
 @dataclasses.dataclass(frozen=True)
 class Model:
     tying: str
     features: Annotated[int, at_least(1)]
     body: str
     compute_dtype: Annotated[str, one_of("float32", "bfloat16")]
-    same_start: bool
+    init_std: Annotated[float, positive]
+    scale_input: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +128,8 @@ class Config:
 
     seed: Annotated[int, seed32]
     model: Model
+    scheme: Options
+    body: Options
     data: Data
     optimizer: Optimizer
     train: Train
@@ -135,8 +157,6 @@ class Config:
                 optimizer.warmup_steps,
                 f"at most train.steps - optimizer.decay_steps = {steps - optimizer.decay_steps}",
             )
-        if self.model.same_start and self.model.tying != "untied":
-            raise ConfigError("model.same_start", True, "False, unless model.tying = 'untied'")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,6 +192,10 @@ def _convert(kind: Any, value: Any, field: str) -> Any:
         conditions = tuple(rest)
     if dataclasses.is_dataclass(kind):
         return _build(typing.cast(type, kind), value, field + ".")
+    if kind is Options:
+        if not isinstance(value, Mapping):
+            raise ConfigError(field, value, "a group of fields")
+        return Options(value)
     words = ", ".join(c.words for c in conditions)
     if typing.get_origin(kind) is tuple:
         item = typing.get_args(kind)[0]
@@ -187,6 +211,17 @@ def _convert(kind: Any, value: Any, field: str) -> Any:
     if not all(c.test(value) for c in conditions):
         raise ConfigError(field, value, words)
     return value
+
+
+def own_options(kind: type, base: type, options: Options, group: str) -> dict[str, Any]:
+    """Of the options in a group, those that a dataclass declares beyond its base; checked as it declares them."""
+    kinds = typing.get_type_hints(kind, include_extras=True)
+    inherited = {field.name for field in dataclasses.fields(base)}
+    names = [field.name for field in dataclasses.fields(kind) if field.name not in inherited]
+    for name in names:
+        if name not in options:
+            raise ConfigError(f"{group}.{name}", None, "a value; the config lacks this field")
+    return {name: _convert(kinds[name], options[name], f"{group}.{name}") for name in names}
 
 
 def _build(kind: type[T], values: Any, prefix: str = "") -> T:
@@ -302,7 +337,7 @@ def build_comparison(values: Mapping[str, Any]) -> Comparison:
 
 def to_dict(config: Config) -> dict[str, Any]:
     """Nested plain values, as JSON holds them (lists for tuples)."""
-    return json.loads(json.dumps(dataclasses.asdict(config)))
+    return json.loads(json.dumps(dataclasses.asdict(config), default=dict))
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -8,9 +8,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from tied_lm.config import Model
-
-INIT = nn.initializers.normal(stddev=0.02)
+from tied_lm.config import Config, own_options
 
 
 class VocabularyModel(nn.Module):
@@ -24,13 +22,18 @@ class VocabularyModel(nn.Module):
     features: int
     body: nn.Module | None = None
     compute_dtype: DTypeLike = jnp.float32  # of the operands of the large products; parameters and sums are float32
+    init_std: float = 0.02  # of the initial entries of the vocabulary matrices
+    scale_input: bool = False  # multiply what is looked up by sqrt(D)
 
     vocabulary: ClassVar[tuple[str, ...]]
 
     @classmethod
-    def of(cls, config: Model, vocab_size: int, body: nn.Module | None) -> Self:
-        """The model that a config describes; a scheme with fields of its own takes them from there."""
-        return cls(vocab_size, config.features, body, jnp.dtype(config.compute_dtype))
+    def of(cls, config: Config, body: nn.Module | None) -> Self:
+        """The model that a config describes; a scheme takes its own fields from the group `scheme`, by name."""
+        m = config.model
+        own = own_options(cls, VocabularyModel, config.scheme, "scheme")
+        dtype = jnp.dtype(m.compute_dtype)
+        return cls(config.data.vocab_size, m.features, body, dtype, m.init_std, m.scale_input, **own)
 
     def matrices(self) -> tuple[Float[Array, "V D"], Float[Array, "V D"]]:
         """The array that looks up and the array that scores."""
@@ -49,6 +52,8 @@ class VocabularyModel(nn.Module):
         """
         lookup_VxD, scoring_VxD = self.matrices()
         x = lookup_VxD[ids]
+        if self.scale_input:
+            x = x * self.features**0.5
         if offset is not None:
             x = x + offset
         return (x if self.body is None else self.body(x, train=train)), scoring_VxD
@@ -78,7 +83,9 @@ class TiedEmbedding(VocabularyModel):
     vocabulary: ClassVar[tuple[str, ...]] = ("embedding",)
 
     def matrices(self) -> tuple[Float[Array, "V D"], Float[Array, "V D"]]:
-        embedding_VxD = self.param("embedding", INIT, (self.vocab_size, self.features))
+        embedding_VxD = self.param(
+            "embedding", nn.initializers.normal(stddev=self.init_std), (self.vocab_size, self.features)
+        )
         return embedding_VxD, embedding_VxD
 
 
@@ -91,18 +98,14 @@ class UntiedEmbedding(VocabularyModel):
 
     same_start: bool = False
 
-    @classmethod
-    def of(cls, config: Model, vocab_size: int, body: nn.Module | None) -> Self:
-        return cls(vocab_size, config.features, body, jnp.dtype(config.compute_dtype), config.same_start)
-
     vocabulary: ClassVar[tuple[str, ...]] = ("embedding", "output")
 
     def matrices(self) -> tuple[Float[Array, "V D"], Float[Array, "V D"]]:
         shape = (self.vocab_size, self.features)
-        embedding_VxD = self.param("embedding", INIT, shape)
+        embedding_VxD = self.param("embedding", nn.initializers.normal(stddev=self.init_std), shape)
         if self.same_start:
             return embedding_VxD, self.param("output", lambda key: embedding_VxD + 0.0)
-        return embedding_VxD, self.param("output", INIT, shape)
+        return embedding_VxD, self.param("output", nn.initializers.normal(stddev=self.init_std), shape)
 
 
 SCHEMES: dict[str, type[VocabularyModel]] = {"tied": TiedEmbedding, "untied": UntiedEmbedding}

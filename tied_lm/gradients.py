@@ -11,7 +11,7 @@ Loss = mean over the N tokens that are not masked of -log softmax(logits_t)[y_t]
 Sums go into the table first and norms are taken after, since norms do not add.
 """
 
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,7 @@ class Backward(NamedTuple):
     scoring: Float[Array, "V D"]
     data_weight: Float[Array, "N"]  # data[v] sums data_weight_t h_t over the t with y_t = v
     own_weight: Float[Array, "N"]  # and own[v] own_weight_t h_t
+    carry: PyTree  # what the body hands to the next batch; {} if it is of a kind that does not
 
 
 class Tables(NamedTuple):
@@ -83,18 +84,24 @@ def backward(
     *,
     mask: Bool[Array, "*N"] | None = None,
     rngs: dict[str, Array] | None = None,
+    carry: PyTree = None,
     train: bool = False,
 ) -> Backward:
-    """Loss and gradients, and beside them the intermediate values that the split is made of."""
+    """Loss and gradients, and beside them the intermediate values that the split is made of.
 
-    def hidden(params: PyTree, offset: Array) -> tuple[Array, Array]:
-        variables = {"params": params}
-        return cast(
-            tuple[Array, Array],
-            model.apply(variables, inputs, offset=offset, train=train, rngs=rngs, method="hidden"),
+    Args:
+        carry: what the body took from the batch before; no gradient flows through it. By default a fresh start.
+    """
+
+    def hidden(params: PyTree, offset: Array) -> tuple[tuple[Array, Array], PyTree]:
+        variables = {"params": params} | ({"carry": carry} if carry else {})
+        outputs, changed = model.apply(
+            variables, inputs, offset=offset, train=train, rngs=rngs, method="hidden", mutable=["carry"]
         )
+        return outputs, changed.get("carry", {})
 
-    (h, scoring_VxD), pullback = jax.vjp(hidden, params, jnp.zeros((*inputs.shape, model.features)))
+    offset = jnp.zeros((*inputs.shape, model.features))
+    (h, scoring_VxD), pullback, new_carry = jax.vjp(hidden, params, offset, has_aux=True)
     h_NxD, targets_N = h.reshape(-1, model.features), targets.reshape(-1)
     mask_N = jnp.ones(targets_N.shape, bool) if mask is None else mask.reshape(-1).astype(bool)
     weights_N = mask_N / jnp.maximum(mask_N.sum(), 1)
@@ -112,6 +119,7 @@ def backward(
         loss.scoring,
         loss.data_weight,
         loss.own_weight,
+        new_carry,
     )
 
 

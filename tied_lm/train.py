@@ -2,17 +2,17 @@
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, Int, PyTree, UInt32
 
 from tied_lm import optimizer
-from tied_lm.bodies import BODIES
+from tied_lm.bodies import build_body
 from tied_lm.config import Config, choose
 from tied_lm.embedding import SCHEMES, VocabularyModel, count_parameters
 from tied_lm.gradients import (
@@ -47,6 +47,8 @@ class TrainState:
     params: PyTree
     opt_state: PyTree
     window: Window
+    seed: UInt32[Array, ""]  # of dropout
+    carry: PyTree  # what the body hands to the next batch; {} if it is of a kind that does not
 
 
 class Evaluation(NamedTuple):
@@ -65,8 +67,7 @@ class Probe(NamedTuple):
 def build_model(config: Config) -> VocabularyModel:
     """The model that a config names."""
     scheme = choose(SCHEMES, "model.tying", config.model.tying)
-    body = choose(BODIES, "model.body", config.model.body)(jnp.dtype(config.model.compute_dtype))
-    return scheme.of(config.model, config.data.vocab_size, body)
+    return scheme.of(config, build_body(config))
 
 
 def build_stream(config: Config) -> Stream:
@@ -96,9 +97,21 @@ class Trainer:
     @functools.partial(jax.jit, static_argnames="self")
     def init(self, seed: int) -> TrainState:
         """The state after 0 updates. Its values depend on the seed and the model alone."""
-        ids = jnp.zeros((1, 1), jnp.int32)
-        params = self.model.init(named_key(seed, "init"), ids)["params"]
-        return TrainState(jnp.zeros((), jnp.int32), params, self.optimizer.init(params), self._empty_window())
+        ids = jnp.zeros((self.config.data.batch_size, 1), jnp.int32)
+        variables = self.model.init(named_key(seed, "init"), ids)
+        params, step = variables["params"], jnp.zeros((), jnp.int32)
+        return TrainState(
+            step,
+            params,
+            self.optimizer.init(params),
+            self._empty_window(),
+            jnp.asarray(seed, jnp.uint32),
+            variables.get("carry", {}),
+        )
+
+    def _fresh_carry(self) -> PyTree:
+        """What the body starts from: zeros."""
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(self.init, 0).carry)
 
     @staticmethod
     def _empty_window() -> Window:
@@ -125,7 +138,7 @@ class Trainer:
         state = dataclasses.replace(
             state, window=jax.tree.map(lambda a, b: jnp.where(new_window, a, b), empty, state.window)
         )
-        vocabulary = self.model.vocabulary
+        dropout_key, vocabulary = named_key(state.seed, "dropout"), self.model.vocabulary
         # One slot more, into which what is not recorded goes: a branch that passed the slots on would copy them all.
         records = Records.empty(self.slots + 1, self.config.data.vocab_size, len(vocabulary))
         nothing = jax.tree.map(lambda slots: slots[0], records)
@@ -133,7 +146,17 @@ class Trainer:
         def one(_: int, carry: tuple[TrainState, Records, Array]) -> tuple[TrainState, Records, Array]:
             state, records, used = carry
             batch = stream.batch(state.step)
-            b = backward(self.model, state.params, batch.inputs, batch.targets, mask=batch.mask, train=True)
+            rngs = {"dropout": jax.random.fold_in(dropout_key, state.step)}
+            b = backward(
+                self.model,
+                state.params,
+                batch.inputs,
+                batch.targets,
+                mask=batch.mask,
+                rngs=rngs,
+                carry=state.carry,
+                train=True,
+            )
             changes, opt_state = self.optimizer.update(b.gradients, state.opt_state, state.params)
 
             def record() -> Records:
@@ -156,7 +179,8 @@ class Trainer:
                 state.window.updates + 1,
             )
             params = optax.apply_updates(state.params, changes)
-            return TrainState(state.step + 1, params, opt_state, window), records, used + wanted
+            state = TrainState(state.step + 1, params, opt_state, window, state.seed, b.carry)
+            return state, records, used + wanted
 
         state, records, _ = jax.lax.fori_loop(0, updates, one, (state, records, jnp.zeros((), jnp.int32)))
         return state, records
@@ -174,11 +198,10 @@ class Trainer:
     def evaluate(self, params: PyTree, stream: Stream, tokens: int) -> Evaluation:
         """Held-out loss over the first `tokens` held-out tokens."""
 
-        def one(index: Int[Array, ""]) -> Evaluation:
+        def one(carry: PyTree, index: Int[Array, ""]) -> tuple[PyTree, Evaluation]:
             batch = heldout_batch(stream, index, tokens)
-            h, scoring_VxD = cast(
-                tuple[Array, Array], self.model.apply({"params": params}, batch.inputs, method="hidden")
-            )
+            variables = {"params": params} | ({"carry": carry} if carry else {})
+            (h, scoring_VxD), changed = self.model.apply(variables, batch.inputs, method="hidden", mutable=["carry"])
             targets_N, mask_N = batch.targets.reshape(-1), batch.mask.reshape(-1)
             nll_N = negative_log_likelihood(
                 h.reshape(-1, h.shape[-1]), scoring_VxD, targets_N, compute_dtype=self.model.compute_dtype
@@ -186,13 +209,13 @@ class Trainer:
             band_N = self.bands[targets_N]
             zeros = jnp.zeros(self.band_count)
             true_logp = stream.log_likelihood(batch.inputs, batch.targets)
-            return Evaluation(
+            return changed.get("carry", {}), Evaluation(
                 zeros.at[band_N].add(nll_N * mask_N),
                 zeros.astype(jnp.int32).at[band_N].add(mask_N.astype(jnp.int32)),
                 None if true_logp is None else jnp.sum((true_logp.reshape(-1) + nll_N) * mask_N),
             )
 
-        return jax.lax.map(one, jnp.arange(self._batches(tokens)))
+        return jax.lax.scan(one, self._fresh_carry(), jnp.arange(self._batches(tokens)))[1]
 
     @functools.partial(jax.jit, static_argnames=("self", "tokens"))
     def probe(self, params: PyTree, stream: Stream, tokens: int) -> Probe:
@@ -200,16 +223,16 @@ class Trainer:
 
         def one(index: Int[Array, ""], carry: tuple[Any, ...]) -> tuple[Any, ...]:
             batch = heldout_batch(stream, index, tokens)
-            b = backward(self.model, params, batch.inputs, batch.targets, mask=batch.mask)
+            b = backward(self.model, params, batch.inputs, batch.targets, mask=batch.mask, carry=carry[3])
             weight = batch.mask.sum() / tokens
             sums = jax.tree.map(lambda total, new: total + weight * new, carry[0], tables(b))
             in_count, out_count = counts(b)
-            return sums, carry[1] + in_count, carry[2] + out_count
+            return sums, carry[1] + in_count, carry[2] + out_count, b.carry
 
         shape = (self.config.data.vocab_size, self.config.model.features)
         none_V = jnp.zeros(shape[0], jnp.int32)
-        start = (Tables(*(jnp.zeros(shape) for _ in Tables._fields)), none_V, none_V)
-        sums, in_count, out_count = jax.lax.fori_loop(0, self._batches(tokens), one, start)
+        start = (Tables(*(jnp.zeros(shape) for _ in Tables._fields)), none_V, none_V, self._fresh_carry())
+        sums, in_count, out_count, _ = jax.lax.fori_loop(0, self._batches(tokens), one, start)
         return Probe(stats_of_tables(sums, in_count, out_count), out_count.sum())
 
     def account(self) -> dict[str, int]:
