@@ -11,7 +11,9 @@ def get_config() -> ConfigDict:
     c.seed = 0  # initial values, order of the training batches, dropout
 
     c.model = ConfigDict()
-    c.model.tying = "tied"  # tied | untied
+    # tied | untied | scaled_input | scaled_output | soft_cap | projection | width_scaled | late_untie | path_weights |
+    # lookup_only | scoring_only | gated_rare_rows | low_rank | factorised | pseudo_inverse: see tied_lm/schemes.py
+    c.model.tying = "tied"
     c.model.features = 32  # D, embedding width
     c.model.body = "none"  # none | mlp: what turns the looked-up vectors into hidden vectors
     c.model.compute_dtype = "float32"  # float32 | bfloat16: of the operands of products; all else is float32
@@ -20,6 +22,18 @@ def get_config() -> ConfigDict:
 
     c.scheme = ConfigDict()  # what the tying schemes take; each reads its own
     c.scheme.same_start = False  # untied: start both matrices from the same values
+    c.scheme.soft_cap = 30.0  # soft_cap: c, the bound of the logits
+    c.scheme.projection_penalty = 0.15  # projection: nats for each unit of its Frobenius norm
+    c.scheme.readout_multiplier = 1.0  # width_scaled: m, in logits (m D_0 / D) h S^T
+    c.scheme.base_features = 64  # width_scaled: D_0, the width at which the scale is m
+    c.scheme.untie_step = 500  # late_untie: updates before the matrices part
+    c.scheme.lookup_weight = 1.0  # path_weights: of the lookup's gradient, before the two are added
+    c.scheme.scoring_weight = 1.0  # path_weights: of the scoring's gradient
+    c.scheme.rare_band = 4  # gated_rare_rows: the first band whose rows are rare; 5 is that of the unseen
+    c.scheme.gate_from_frequent = 0.1  # gated_rare_rows: scale of rare rows' push from tokens with a frequent target
+    c.scheme.gate_from_rare = 1.0  # gated_rare_rows: and from tokens with a rare target
+    c.scheme.rank = 4  # low_rank: r, of what is added to the matrix that scores
+    c.scheme.factor_features = 16  # factorised: d, width of the vocabulary matrix
 
     c.body = ConfigDict()  # what the bodies take; each reads its own
     c.body.depth = 1  # mlp: blocks

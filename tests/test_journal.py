@@ -8,10 +8,11 @@ import xarray as xr
 
 from tests import tiny
 from tied_lm.bands import UNSEEN
+from tied_lm.embedding import TiedEmbedding, UntiedEmbedding
 from tied_lm.gradients import PARTS, RowStats
 from tied_lm.histogram import log_histogram
 from tied_lm.journal import Journal
-from tied_lm.records import Record
+from tied_lm.records import Probe, Record
 from tied_lm.rowlog import RowLog
 
 V = 6
@@ -24,9 +25,10 @@ TOKENS = ["a|", "<b>", "`c", "d", "e", "f"]
 def open_journal(tmp_path):
     opened = []
 
-    def open_at(first_step=0, vocabulary=("embedding",), tokens=()):
+    def open_at(first_step=0, model=TiedEmbedding, untied_from=None, tokens=()):
         config = {"log": {"tokens": list(tokens)}}
-        opened.append(Journal(tmp_path, first_step, config, vocabulary, BANDS, FREQUENCIES, TOKENS))
+        where = (tmp_path, first_step, config, model(V, 2), untied_from)
+        opened.append(Journal(*where, BANDS, FREQUENCIES, TOKENS))
         return opened[-1]
 
     yield open_at
@@ -43,7 +45,12 @@ def stats(step):
 def record(step, vocabulary=("embedding",)):
     by_parameter = {name: np.full(V, step + k, np.float32) for k, name in enumerate(vocabulary)}
     histograms = np.array([log_histogram(getattr(stats(step), part)) for part in PARTS])
-    return Record(stats(step), by_parameter, {k: v + 0.5 for k, v in by_parameter.items()}, histograms, np.float32(0))
+    weights = {k: v + 0.5 for k, v in by_parameter.items()}
+    return Record(stats(step), {}, by_parameter, weights, {}, histograms, np.float32(0))
+
+
+def probed(step):
+    return Probe(stats(step), {}, np.int32(9))
 
 
 def lines_of(folder):
@@ -52,7 +59,7 @@ def lines_of(folder):
 
 def test_a_step_lands_everywhere(open_journal, tmp_path):
     journal = open_journal()
-    journal.write(4, {"loss/train": 1.5}, record(4), stats(40))
+    journal.write(4, {"loss/train": 1.5}, record(4), probed(40))
     journal.flush()
     (line,) = lines_of(tmp_path)
     assert line["step"] == 4
@@ -83,8 +90,8 @@ def test_unseen_rows_are_a_band(open_journal, tmp_path):
 
 def test_an_untied_run_says_what_is_hypothetical(open_journal, tmp_path):
     names = ("embedding", "output")
-    journal = open_journal(vocabulary=names)
-    journal.write(2, {}, record(2, names), stats(2))
+    journal = open_journal(model=UntiedEmbedding, untied_from=0)
+    journal.write(2, {}, record(2, names), probed(2))
     journal.flush()
     (line,) = lines_of(tmp_path)
     for tag in line:
@@ -99,7 +106,7 @@ def test_an_untied_run_says_what_is_hypothetical(open_journal, tmp_path):
 
 def test_a_tied_run_has_nothing_hypothetical(open_journal, tmp_path):
     journal = open_journal()
-    journal.write(2, {}, record(2), stats(2))
+    journal.write(2, {}, record(2), probed(2))
     journal.flush()
     assert not any("hypothetical" in tag for tag, _ in tiny.board_values(tmp_path))
     with xr.open_zarr(tmp_path / "rows.zarr") as rows:
@@ -139,7 +146,7 @@ def test_a_step_without_anything_is_no_line(open_journal, tmp_path):
 
 def test_the_metrics_come_last(open_journal, tmp_path, monkeypatch):
     journal = open_journal()
-    journal.write(1, {"loss/train": 1.0}, record(1), stats(1))
+    journal.write(1, {"loss/train": 1.0}, record(1), probed(1))
     for owner, name in ((journal.board, "flush"), (journal.probe, "flush"), (journal.rows, "flush")):
         with monkeypatch.context() as patched:
             patched.setattr(owner, name, lambda: 1 / 0)
@@ -153,7 +160,7 @@ def test_the_metrics_come_last(open_journal, tmp_path, monkeypatch):
 def test_opening_cuts_what_will_be_written_again(open_journal, tmp_path):
     journal = open_journal()
     for step in range(6):
-        journal.write(step, {"loss/train": float(step)}, record(step), stats(step))
+        journal.write(step, {"loss/train": float(step)}, record(step), probed(step))
     journal.close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 6, "loss/tr')
@@ -162,7 +169,7 @@ def test_opening_cuts_what_will_be_written_again(open_journal, tmp_path):
     for name in ("rows.zarr", "probe.zarr"):
         np.testing.assert_array_equal(tiny.dataset(tmp_path / name)["step"], [0, 1, 2, 3])
     for step in (4, 5):
-        journal.write(step, {"loss/train": float(step)}, record(step), stats(step))
+        journal.write(step, {"loss/train": float(step)}, record(step), probed(step))
     journal.close()
     assert [line["step"] for line in lines_of(tmp_path)] == list(range(6))
     shown = {step for tag, step in tiny.board_values(tmp_path) if tag == "grad_norm/total"}

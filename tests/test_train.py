@@ -38,7 +38,7 @@ def advance(config, lengths, record_at=()):
         due = [s for s in record_at if step <= s < step + length]
         slots = tiny.slots(trainer, due)
         state, found = trainer.advance(state, stream, np.int32(length), slots, step == 0)
-        records |= {s: found.read(i, trainer.model.vocabulary) for i, s in enumerate(due)}
+        records |= {s: found.read(i, trainer.model) for i, s in enumerate(due)}
         step += length
     return state, records
 

@@ -80,25 +80,30 @@ class Checkpoints:
                 "remove the run's folder to start again"
             ) from error
 
-    def save(self, state: TrainState, config: dict[str, Any], loss: float | None) -> None:
+    def save(self, state: TrainState, config: dict[str, Any], loss: float | None, phase: int = 0) -> None:
         """Start to save; the values are copied, so the state may be donated as soon as this returns.
 
         Args:
             loss: held-out loss in nats, if it was measured at this step.
+            phase: of the model, which decides the structure of the state.
         """
         host = jax.device_get(state)
         saved = self.manager.save(
             int(host.step),
             args=ocp.args.Composite(
-                state=ocp.args.StandardSave(host), about=ocp.args.JsonSave({"config": config, "sha256": _digest(host)})
+                state=ocp.args.StandardSave(host),
+                about=ocp.args.JsonSave({"config": config, "sha256": _digest(host), "phase": phase}),
             ),
             metrics=None if loss is None else {METRIC: loss},
         )
         if not saved:
             raise RuntimeError(f"the checkpoint of step {int(host.step)} was not saved in {self.folder}")
 
-    def restore(self, like: TrainState) -> TrainState | None:
+    def restore(self, *phases: TrainState) -> TrainState | None:
         """The newest state, or None where there is none.
+
+        Args:
+            phases: a state of the structure that it has in each phase of the model.
 
         Raises:
             Damaged: the newest checkpoint is incomplete, has other shapes or types, or its values have changed.
@@ -117,7 +122,7 @@ class Checkpoints:
         with _unheard():
             try:
                 about = self.manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore()))["about"]
-                digest = about["sha256"]
+                digest, like = about["sha256"], phases[about["phase"]]
                 found = self.manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(like)))
                 state = found["state"]
             except Exception as error:  # Orbax raises bare exceptions for truncated files

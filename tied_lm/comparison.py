@@ -39,8 +39,10 @@ class Arm:
     def disk_bytes(self) -> int:
         """What one run takes at most, before compression."""
         schedule, account = Schedule.of(self.config), self.trainer.account()
-        fields = 8 + 2 * len(self.trainer.model.vocabulary)
-        rows = (len(schedule.rows) * fields + len(schedule.probes) * 8) * self.config.data.vocab_size * 4
+        last = self.trainer.phases[-1].model
+        stats = 8 + len(last.push_parts)
+        fields = stats + 2 * len(last.vocabulary)
+        rows = (len(schedule.rows) * fields + len(schedule.probes) * stats) * self.config.data.vocab_size * 4
         saved = min(len(schedule.checkpoints), self.config.checkpoint.keep + 1)
         return rows + saved * (account["parameter_bytes"] + account["optimizer_bytes"])
 
@@ -131,7 +133,7 @@ def _clipped(run: Run) -> float:
 
 def _bands(arm: Arm, runs: list[Run]) -> dict[str, Any]:
     """By band: rows, their share of the tokens, loss, and for a tied model the lookup's share and cosine."""
-    tied = len(arm.trainer.model.vocabulary) == 1
+    tied = arm.trainer.untied_from is None
     of_row, frequencies = np.asarray(arm.trainer.bands), arm.stream.frequencies
     last = [run.last() for run in runs]
     found: dict[str, Any] = {}
@@ -153,7 +155,7 @@ def summarize_comparison(comparison: Comparison, arms: Mapping[str, Arm], place:
     summary: dict[str, Any] = {"entropy": baseline.stream.entropy, "arms": {}}
     for name, arm in arms.items():
         runs = [open_run(run_folder(place, name, c)) for other, c in comparison.runs() if other == name]
-        tied = len(arm.trainer.model.vocabulary) == 1
+        tied = arm.trainer.untied_from is None
         account = arm.trainer.account()
         excess = None
         if arm.stream.entropy is not None:

@@ -1,21 +1,36 @@
-"""Which array looks up, and which scores."""
+"""Which array looks up, and which scores: what every tying scheme shares, the tied module, the untied baseline."""
 
-from typing import ClassVar, Self
+from typing import ClassVar, NamedTuple, Self
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
 
 from tied_lm.config import Config, own_options
+from tied_lm.loss import VocabularyLoss
+
+Params = dict[str, Array]
+
+
+class Transition(NamedTuple):
+    """A change of the model during training, made before anything else happens at its step."""
+
+    step: int
+    model: "VocabularyModel"
+    copies: dict[str, str]  # new parameter -> the one whose values and optimizer moments it starts with
 
 
 class VocabularyModel(nn.Module):
     """What the tying schemes share: from ids to hidden vectors, and from those to scores.
 
-    A scheme says in `matrices` which arrays look up and score, and in `vocabulary` how its parameters of shape
-    (V, D) are called: the one that looks up first, the one that scores last.
+    A scheme says what is learned (`declare`), what a looked-up row becomes (`look_up`), and which matrix scores what
+    (`score`). Its primary parameter is `embedding`, which looks up; the split is kept in its rows: *lookup* is the
+    gradient of its use in `look_up`, *scoring* that of its use in `score` (of `output` where that scores), and *total*
+    their sum, which is what a tied matrix receives.
+
+    A scheme's own fields are its options, taken from the config's group `scheme` by their names.
     """
 
     vocab_size: int
@@ -24,44 +39,105 @@ class VocabularyModel(nn.Module):
     compute_dtype: DTypeLike = jnp.float32  # of the operands of the large products; parameters and sums are float32
     init_std: float = 0.02  # of the initial entries of the vocabulary matrices
     scale_input: bool = False  # multiply what is looked up by sqrt(D)
+    bands: tuple[int, ...] = ()  # band of each row by frequency, for schemes that treat rare rows apart
 
-    vocabulary: ClassVar[tuple[str, ...]]
+    tied: ClassVar[bool] = True  # one matrix looks up and scores
+    vocabulary: ClassVar[tuple[str, ...]] = ("embedding",)  # parameters with a row for each token
+    others: ClassVar[tuple[str, ...]] = ()  # parameters beside the matrices that look up and score
+    push_parts: ClassVar[tuple[str, ...]] = ()  # parts of the push that are recorded by themselves
+    no_sum_rule: ClassVar[str] = ""  # why the rows of `scoring` do not sum to 0, if they do not
 
     @classmethod
-    def of(cls, config: Config, body: nn.Module | None) -> Self:
-        """The model that a config describes; a scheme takes its own fields from the group `scheme`, by name."""
-        m = config.model
+    def of(cls, config: Config, body: nn.Module | None, bands: tuple[int, ...] = ()) -> Self:
+        """The model that a config describes."""
+        m, dtype = config.model, jnp.dtype(config.model.compute_dtype)
         own = own_options(cls, VocabularyModel, config.scheme, "scheme")
-        dtype = jnp.dtype(m.compute_dtype)
-        return cls(config.data.vocab_size, m.features, body, dtype, m.init_std, m.scale_input, **own)
+        return cls(config.data.vocab_size, m.features, body, dtype, m.init_std, m.scale_input, bands, **own)
 
-    def matrices(self) -> tuple[Float[Array, "V D"], Float[Array, "V D"]]:
-        """The array that looks up and the array that scores."""
-        raise NotImplementedError
+    @property
+    def row_width(self) -> int:
+        """Width of the vocabulary matrices."""
+        return self.features
+
+    @property
+    def logit_cap(self) -> float | None:
+        """c, where logits are c tanh(z / c) of the products z."""
+        return None
+
+    @property
+    def input_scale(self) -> float:
+        """What looked-up vectors are multiplied by."""
+        return self.features**0.5 if self.scale_input else 1.0
+
+    def matrix(self, name: str, rows: int, width: int) -> Float[Array, "R D"]:
+        """A learned matrix that starts as the vocabulary matrices do."""
+        return self.param(name, nn.initializers.normal(stddev=self.init_std), (rows, width))
+
+    def declare(self) -> Params:
+        """What is learned, `embedding` first, so that every scheme starts from the same one."""
+        return {"embedding": self.matrix("embedding", self.vocab_size, self.row_width)}
+
+    def look_up(self, rows: Float[Array, "*N R"], p: Params) -> Float[Array, "*N D"]:
+        """Looked-up vectors from rows of `embedding`."""
+        return rows
+
+    def score(self, h: Float[Array, "*N D"], p: Params) -> tuple[Float[Array, "*N R"], Float[Array, "V R"]]:
+        """What is scored, and the matrix whose rows score it. The matrix may add to a vocabulary matrix, not scale it,
+        so that the gradient in the one is that in the other."""
+        return h, p["embedding"]
+
+    def penalty(self, p: Params) -> Float[Array, ""] | None:
+        """What is added to the loss, nats."""
+        return None
+
+    def weigh(
+        self, loss: VocabularyLoss, h_NxR: Float[Array, "N R"], targets_N: Int[Array, "N"]
+    ) -> tuple[VocabularyLoss, dict[str, Float[Array, "V R"]]]:
+        """The loss with its gradient in the scoring matrix as the matrix shall receive it; and parts of `push` to be
+        recorded by themselves."""
+        return loss, {}
+
+    def marks(self, targets_N: Int[Array, "N"]) -> Float[Array, "N"] | None:
+        """1 for tokens whose share of `expected` is wanted apart, else 0."""
+        return None
+
+    def transition(self) -> Transition | None:
+        """The next change of the model, if there is one."""
+        return None
 
     @nn.compact
     def hidden(
-        self, ids: Int[Array, "*N"], *, offset: Float[Array, "*N D"] | None = None, train: bool = False
-    ) -> tuple[Float[Array, "*N D"], Float[Array, "V D"]]:
-        """Hidden vectors, and the matrix whose rows score them.
+        self,
+        ids: Int[Array, "*N"],
+        *,
+        offset: Float[Array, "*N R"] | None = None,
+        others: tuple[Params, Params] | None = None,
+        train: bool = False,
+    ) -> tuple[Float[Array, "*N R"], Float[Array, "V R"]]:
+        """Hidden vectors as they are scored, and the matrix whose rows score them.
 
         Args:
             ids: token ids in [0, V); not checked here, since values are unknown under jit (out of range they clamp).
-            offset: added to the looked-up vectors; the gradient in zeros given here is dL/dx at each position.
+            offset: added to the looked-up rows; the gradient in zeros given here is what each position asks of its row.
+            others: likewise added to the scheme's `others`, in the lookup and in the scoring.
             train: passed on to the body.
         """
-        lookup_VxD, scoring_VxD = self.matrices()
-        x = lookup_VxD[ids]
-        if self.scale_input:
-            x = x * self.features**0.5
+        p = self.declare()
+        at_lookup, at_scoring = others or ({}, {})
+        rows = p["embedding"][ids]
         if offset is not None:
-            x = x + offset
-        return (x if self.body is None else self.body(x, train=train)), scoring_VxD
+            rows = rows + offset
+        x = self.look_up(rows, p | {name: p[name] + zeros for name, zeros in at_lookup.items()})
+        if self.input_scale != 1:
+            x = x * self.input_scale
+        h = x if self.body is None else self.body(x, train=train)
+        return self.score(h, p | {name: p[name] + zeros for name, zeros in at_scoring.items()})
 
     def __call__(self, ids: Int[Array, "*N"], *, train: bool = False) -> Float[Array, "*N V"]:
-        """Raw scores of every vocabulary row: no softmax, no bias, no scale."""
-        h, scoring_VxD = (x.astype(self.compute_dtype) for x in self.hidden(ids, train=train))
-        return jnp.matmul(h, scoring_VxD.T, preferred_element_type=jnp.float32)
+        """Scores of every vocabulary row: no softmax, no bias."""
+        h, scoring_VxR = (x.astype(self.compute_dtype) for x in self.hidden(ids, train=train))
+        logits = jnp.matmul(h, scoring_VxR.T, preferred_element_type=jnp.float32)
+        return logits if self.logit_cap is None else self.logit_cap * jnp.tanh(logits / self.logit_cap)
 
 
 class TiedEmbedding(VocabularyModel):
@@ -80,47 +156,40 @@ class TiedEmbedding(VocabularyModel):
     {'params': {'embedding': (3, 2)}}
     """
 
-    vocabulary: ClassVar[tuple[str, ...]] = ("embedding",)
-
-    def matrices(self) -> tuple[Float[Array, "V D"], Float[Array, "V D"]]:
-        embedding_VxD = self.param(
-            "embedding", nn.initializers.normal(stddev=self.init_std), (self.vocab_size, self.features)
-        )
-        return embedding_VxD, embedding_VxD
-
 
 class UntiedEmbedding(VocabularyModel):
     """The baseline: `embedding` looks up and `output` scores, from the same distribution with separate keys.
 
     `embedding` is declared first, so from one key it starts as that of `TiedEmbedding` does. With `same_start` both
-    matrices start from the same values; that does not tie them, and they part with the first update.
+    matrices start from the same values; that does not tie them, and they part with the first update. `total` is
+    hypothetical here: lookup and scoring are gradients of two matrices.
     """
 
     same_start: bool = False
 
+    tied: ClassVar[bool] = False
     vocabulary: ClassVar[tuple[str, ...]] = ("embedding", "output")
 
-    def matrices(self) -> tuple[Float[Array, "V D"], Float[Array, "V D"]]:
-        shape = (self.vocab_size, self.features)
-        embedding_VxD = self.param("embedding", nn.initializers.normal(stddev=self.init_std), shape)
+    def declare(self) -> Params:
+        p = super().declare()
         if self.same_start:
-            return embedding_VxD, self.param("output", lambda key: embedding_VxD + 0.0)
-        return embedding_VxD, self.param("output", nn.initializers.normal(stddev=self.init_std), shape)
+            return p | {"output": self.param("output", lambda key: p["embedding"] + 0.0)}
+        return p | {"output": self.matrix("output", self.vocab_size, self.row_width)}
 
-
-SCHEMES: dict[str, type[VocabularyModel]] = {"tied": TiedEmbedding, "untied": UntiedEmbedding}
+    def score(self, h: Float[Array, "*N D"], p: Params) -> tuple[Float[Array, "*N R"], Float[Array, "V R"]]:
+        return h, p["output"]
 
 
 def count_parameters(model: VocabularyModel) -> dict[str, int]:
-    """Numbers of parameters: `vocabulary` (each matrix once), `body`, `total`; and `saved`, what tying spares
-    of the two matrices of an untied model. Nothing is allocated.
+    """Numbers of parameters: `vocabulary` (all that the scheme learns, each matrix once), `body`, `total`; and
+    `saved`, what the scheme spares of the two matrices of an untied model. Nothing is allocated.
 
     >>> count_parameters(TiedEmbedding(vocab_size=50_000, features=4096))["saved"]
     204800000
     """
     ids = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    params = jax.eval_shape(model.init, jax.random.key(0), ids)["params"]
+    params: PyTree = jax.eval_shape(model.init, jax.random.key(0), ids)["params"]
     total = sum(leaf.size for leaf in jax.tree.leaves(params))
-    vocabulary = sum(params[name].size for name in model.vocabulary)
-    saved = (2 - len(model.vocabulary)) * model.vocab_size * model.features
-    return {"vocabulary": vocabulary, "body": total - vocabulary, "total": total, "saved": saved}
+    body = sum(leaf.size for leaf in jax.tree.leaves(params.get("body", {})))
+    saved = 2 * model.vocab_size * model.features - (total - body)
+    return {"vocabulary": total - body, "body": body, "total": total, "saved": saved}

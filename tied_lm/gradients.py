@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from tied_lm.embedding import VocabularyModel
+from tied_lm.embedding import Params, VocabularyModel
 from tied_lm.loss import vocabulary_loss
 
 PARTS = ("lookup", "scoring", "pull", "push", "total")
@@ -38,6 +38,8 @@ class Backward(NamedTuple):
     scoring: Float[Array, "V D"]
     data_weight: Float[Array, "N"]  # data[v] sums data_weight_t h_t over the t with y_t = v
     own_weight: Float[Array, "N"]  # and own[v] own_weight_t h_t
+    push_parts: dict[str, Float[Array, "V D"]]  # of a scheme that tells parts of its push apart
+    others: tuple[dict[str, Array], dict[str, Array]]  # gradients of other parameters of the scheme, by path
     carry: PyTree  # what the body hands to the next batch; {} if it is of a kind that does not
 
 
@@ -48,6 +50,7 @@ class Tables(NamedTuple):
     expected: Float[Array, "V D"]
     own: Float[Array, "V D"]
     data: Float[Array, "V D"]
+    push_parts: dict[str, Float[Array, "V D"]]
 
 
 class GradientSplit(NamedTuple):
@@ -60,6 +63,8 @@ class GradientSplit(NamedTuple):
     pull: Float[Array, "V D"]
     push: Float[Array, "V D"]
     total: Float[Array, "V D"]
+    push_parts: dict[str, Float[Array, "V D"]]  # of a scheme that tells parts of its push apart; else {}
+    others: tuple[dict[str, Array], dict[str, Array]]  # other parameters of a scheme: gradients by lookup, by scoring
 
 
 class RowStats(NamedTuple):
@@ -93,20 +98,41 @@ def backward(
         carry: what the body took from the batch before; no gradient flows through it. By default a fresh start.
     """
 
-    def hidden(params: PyTree, offset: Array) -> tuple[tuple[Array, Array], PyTree]:
+    def hidden(params: PyTree, offset: Array, others: tuple[Params, Params]) -> tuple[tuple[Array, Array], PyTree]:
         variables = {"params": params} | ({"carry": carry} if carry else {})
         outputs, changed = model.apply(
-            variables, inputs, offset=offset, train=train, rngs=rngs, method="hidden", mutable=["carry"]
+            variables,
+            inputs,
+            offset=offset,
+            others=others,
+            train=train,
+            rngs=rngs,
+            method="hidden",
+            mutable=["carry"],
         )
         return outputs, changed.get("carry", {})
 
-    offset = jnp.zeros((*inputs.shape, model.features))
-    (h, scoring_VxD), pullback, new_carry = jax.vjp(hidden, params, offset, has_aux=True)
-    h_NxD, targets_N = h.reshape(-1, model.features), targets.reshape(-1)
+    offset = jnp.zeros((*inputs.shape, model.row_width))
+    zeros = {name: jnp.zeros_like(params[name]) for name in model.others}
+    (h, scoring_VxD), pullback, new_carry = jax.vjp(hidden, params, offset, (zeros, zeros), has_aux=True)
+    h_NxD, targets_N = h.reshape(-1, model.row_width), targets.reshape(-1)
     mask_N = jnp.ones(targets_N.shape, bool) if mask is None else mask.reshape(-1).astype(bool)
     weights_N = mask_N / jnp.maximum(mask_N.sum(), 1)
-    loss = vocabulary_loss(h_NxD, scoring_VxD, targets_N, weights_N, compute_dtype=model.compute_dtype)
-    gradients, dx = pullback((loss.hidden.reshape(h.shape), loss.scoring))
+    loss = vocabulary_loss(
+        h_NxD,
+        scoring_VxD,
+        targets_N,
+        weights_N,
+        soft_cap=model.logit_cap,
+        compute_dtype=model.compute_dtype,
+        marks_N=model.marks(targets_N),
+    )
+    loss, push_parts = model.weigh(loss, h_NxD, targets_N)
+    gradients, dx, others = pullback((loss.hidden.reshape(h.shape), loss.scoring))
+    if model.penalty(params) is not None:
+        of_penalty = jax.grad(model.penalty)(params)
+        gradients = jax.tree.map(jnp.add, gradients, of_penalty)
+        others = (others[0], {name: others[1][name] + of_penalty[name] for name in model.others})
     return Backward(
         jnp.sum(loss.token_loss * weights_N),
         gradients,
@@ -114,11 +140,13 @@ def backward(
         targets_N,
         mask_N,
         h_NxD,
-        dx.reshape(-1, model.features),
+        dx.reshape(-1, model.row_width),
         loss.expected,
         loss.scoring,
         loss.data_weight,
         loss.own_weight,
+        push_parts,
+        others,
         new_carry,
     )
 
@@ -142,6 +170,7 @@ def tables(b: Backward) -> Tables:
         expected=b.expected,
         own=zeros_VxD.at[b.targets].add(b.own_weight[:, None] * b.h),
         data=zeros_VxD.at[b.targets].add(b.data_weight[:, None] * b.h),
+        push_parts=b.push_parts,
     )
 
 
@@ -220,13 +249,19 @@ def stats_of(b: Backward) -> RowStats:
 
 def sum_rule_residual(model: VocabularyModel, b: Backward) -> Float[Array, ""]:
     """|sum_v (g - lookup)[v]| / |g|, with g the gradient of the matrix that scores; in an untied model nothing is
-    subtracted. It is 0 up to rounding, since every softmax sums to 1: sum_v scoring[v] = 0."""
-    gradient_VxD = b.gradients[model.vocabulary[-1]]
+    subtracted. It is 0 up to rounding, since every softmax sums to 1: sum_v scoring[v] = 0. (Schemes in which it does
+    not say why in `no_sum_rule`.)"""
+    gradient_VxD = b.gradients["embedding" if model.tied else "output"]
     rest_D = gradient_VxD.sum(axis=0)
-    if len(model.vocabulary) == 1:
+    if model.tied:
         rest_D = rest_D - b.dx.sum(axis=0)
     norm = jnp.linalg.norm(gradient_VxD)
     return jnp.linalg.norm(rest_D) / jnp.where(norm > 0, norm, 1)
+
+
+def part_norms(b: Backward | Tables) -> dict[str, Float[Array, "V"]]:
+    """L2 norms of the rows of the parts of the push that the scheme tells apart."""
+    return {name: row_norm(table_VxD) for name, table_VxD in b.push_parts.items()}
 
 
 def loss_and_gradients(
@@ -241,6 +276,8 @@ def loss_and_gradients(
     rows: bool = False,
 ) -> tuple[Float[Array, ""], PyTree, RowStats | None]:
     """Mean loss in nats, its gradients in `params` (the inner tree), and with `rows` the statistics of the rows.
+
+    A scheme's penalty is in the gradients and not in the loss.
 
     Args:
         mask: False where a target does not count, and may be any number. Every input is looked up all the same.
@@ -281,4 +318,6 @@ def split_gradients(
     b = backward(model, params, inputs, targets)
     t = tables(b)
     scoring_VxD = t.expected - t.data
-    return GradientSplit(b.loss, t.lookup, scoring_VxD, t.own - t.data, t.expected - t.own, t.lookup + scoring_VxD)
+    pull_VxD, push_VxD = t.own - t.data, t.expected - t.own
+    total_VxD = t.lookup + scoring_VxD
+    return GradientSplit(b.loss, t.lookup, scoring_VxD, pull_VxD, push_VxD, total_VxD, b.push_parts, b.others)

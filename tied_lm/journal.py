@@ -10,9 +10,10 @@ from jaxtyping import Float, Int
 
 from tied_lm import bands as bands_
 from tied_lm.board import Board
+from tied_lm.embedding import VocabularyModel
 from tied_lm.gradients import PARTS, RowStats
 from tied_lm.metrics import Metrics
-from tied_lm.records import Record
+from tied_lm.records import Probe, Record
 from tied_lm.rowboard import RowBoard, attributes_of, tracked_tokens
 from tied_lm.rowlog import RowLog
 
@@ -31,16 +32,18 @@ class Journal:
         folder: Path,
         first_step: int,
         config: Mapping[str, Any],
-        vocabulary: tuple[str, ...],
+        model: VocabularyModel,
+        untied_from: int | None,
         bands: Int[np.ndarray, "V"],
         frequencies: Float[np.ndarray, "V"],
         token_strings: list[str],
     ):
-        tied = len(vocabulary) == 1
-        self.suffixes = {name: "" if tied else f"_{name}" for name in vocabulary}
+        self.untied_from = untied_from
+        self.suffixes = {name: f"_{name}" if len(model.vocabulary) > 1 else "" for name in model.vocabulary}
         self.metrics = Metrics(folder, first_step)
 
-        stats = {name: attributes_of(name, tied) for name in RowStats._fields}
+        fields = (*RowStats._fields, *model.push_parts)
+        stats = {name: attributes_of(name, untied_from) for name in fields}
         parameters = [field + suffix for suffix in self.suffixes.values() for field in ("update", "weight")]
         constants = {"frequency": frequencies, "band": bands}
         self.rows = RowLog(
@@ -49,7 +52,9 @@ class Journal:
         self.probe = RowLog(folder / PROBE, stats, constants, first_step)
 
         self.board = Board(folder, first_step)
-        self.row_board = RowBoard(self.board, tied, bands, tracked_tokens(frequencies, config["log"]["tokens"]))
+        self.row_board = RowBoard(
+            self.board, untied_from != 0, bands, tracked_tokens(frequencies, config["log"]["tokens"])
+        )
         if first_step == 0:
             self._describe(config, token_strings, bands)
 
@@ -67,7 +72,7 @@ class Journal:
         step: int,
         scalars: Mapping[str, float],
         record: Record | None = None,
-        probe: RowStats | None = None,
+        probe: Probe | None = None,
     ) -> None:
         """Write down all there is of one step; each step is written once, in order.
 
@@ -77,16 +82,23 @@ class Journal:
             probe: row statistics over the probe.
         """
         scalars = dict(scalars)
+        self.row_board.tied = self.untied_from is None or step < self.untied_from
         if record is not None:
             histograms = dict(zip(PARTS, record.histograms, strict=True))
             scalars |= self.row_board.show_rows(step, record.stats, histograms)
-            rows = record.stats._asdict()
+            scalars |= self.row_board.part_scalars(record.push_parts)
+            for name, norms in record.others.items():
+                scalars |= {f"grad_norm/{name}/{use}": float(norms[i]) for i, use in enumerate(("lookup", "scoring"))}
+            rows = record.stats._asdict() | record.push_parts
             for name, suffix in self.suffixes.items():
-                rows |= {"update" + suffix: record.updates[name], "weight" + suffix: record.weights[name]}
+                # Before a late untie, the one matrix is all there is of both.
+                held = name if name in record.updates else "embedding"
+                rows |= {"update" + suffix: record.updates[held], "weight" + suffix: record.weights[held]}
             self.rows.append(step, rows)
         if probe is not None:
-            scalars |= {f"probe/{tag}": value for tag, value in self.row_board.scalars(probe).items()}
-            self.probe.append(step, probe._asdict())
+            found = self.row_board.scalars(probe.stats) | self.row_board.part_scalars(probe.push_parts)
+            scalars |= {f"probe/{tag}": value for tag, value in found.items()}
+            self.probe.append(step, probe.stats._asdict() | probe.push_parts)
         if scalars:
             self.board.scalars(step, scalars)
             self.metrics.append(step, scalars)

@@ -17,11 +17,12 @@ from tied_lm import bands, folder
 from tied_lm.background import Background
 from tied_lm.checkpoint import METRIC, Checkpoints
 from tied_lm.config import Config, to_dict
+from tied_lm.embedding import VocabularyModel
 from tied_lm.journal import Journal
-from tied_lm.records import Records
+from tied_lm.records import Probe, Records
 from tied_lm.schedule import Schedule
 from tied_lm.streams import Stream
-from tied_lm.train import Evaluation, Probe, Trainer, Window
+from tied_lm.train import Evaluation, Trainer, Window
 
 DISPATCH_SECONDS = 0.25  # long enough to hide the host's work, short enough to stop soon and to show progress
 FLUSH_SECONDS = 10.0
@@ -52,6 +53,7 @@ class Dispatch(NamedTuple):
     due: Due
     records: Records
     record_at: list[int]  # steps, one for each used slot
+    model: VocabularyModel
 
 
 def run_values(config: Config, stream: Stream) -> dict[str, Any]:
@@ -127,15 +129,19 @@ class _Loop:
         self.trainer, self.config, self.stream = trainer, config, stream
         self.checkpoints, self.progress, self.schedule = checkpoints, progress, schedule
         self.values = run_values(config, stream)
-        fresh = trainer.init(np.uint32(config.seed))
-        self.state = checkpoints.restore(fresh) or fresh
+        self.phases = trainer.phases
+        fresh = [phase.init(np.uint32(config.seed)) for phase in self.phases]
+        self.state = checkpoints.restore(*fresh) or fresh[0]
         self.step = int(self.state.step)
+        while self.trainer.transition and self.step >= self.trainer.transition.step:
+            self.trainer = self.phases[self.phases.index(self.trainer) + 1]
         self.saved_step = self.step  # step 0 needs no saving: it depends on the seed alone
         self.journal = Journal(
             place,
             self.step,
             self.values,
-            trainer.model.vocabulary,
+            self.phases[-1].model,
+            trainer.untied_from,
             np.asarray(trainer.bands),
             stream.frequencies,
             stream.token_strings,
@@ -160,6 +166,7 @@ class _Loop:
     def _run(self, stop: threading.Event) -> Dispatch:
         running: Dispatch | None = None
         while True:
+            self._change_phase()
             due = self._start_due()
             interrupted = stop.is_set() and self.step < self.schedule.steps
             if self.step != self.saved_step and (interrupted or self.step in self.schedule.checkpoints):
@@ -176,6 +183,13 @@ class _Loop:
             running = new
             if running.step == self.schedule.steps:
                 return running
+
+    def _change_phase(self) -> None:
+        """Go over to the next phase of the model if its step has come, before anything else is done there."""
+        change = self.trainer.transition
+        if change and self.trainer.next and self.step >= change.step:
+            self.trainer = self.trainer.next
+            self.state = self.trainer.take_over(self.state, change.copies)
 
     def _start_due(self) -> Due:
         def held(tokens: int) -> int:
@@ -197,7 +211,7 @@ class _Loop:
             raise Diverged(f"the training state is no longer finite at step {self.step}")
         self.background.submit(self.journal.flush)
         self.background.wait()
-        self.checkpoints.save(self.state, self.values, loss)
+        self.checkpoints.save(self.state, self.values, loss, self.phases.index(self.trainer))
         self.saved_step = self.step
 
     def _start_dispatch(self, due: Due) -> Dispatch:
@@ -206,6 +220,8 @@ class _Loop:
         last = step == schedule.steps
         # At the end the record is that of the update that would come next; the state it leads to is dropped.
         end = step + 1 if last else min(step + self.dispatch_updates, schedule.next_boundary(step))
+        if self.trainer.transition and not last:
+            end = min(end, self.trainer.transition.step)
         record_at = schedule.rows[bisect.bisect_left(schedule.rows, step) : bisect.bisect_left(schedule.rows, end)]
         if len(record_at) > slots:
             end, record_at = record_at[slots], record_at[:slots]
@@ -215,22 +231,24 @@ class _Loop:
         state, records = self.trainer.advance(state, self.stream, np.int32(end - step), padded, new_window)
         if not last:
             self.state, self.step = state, end
-        return Dispatch(step, 0 if last else end - step, due, records, record_at)
+        return Dispatch(step, 0 if last else end - step, due, records, record_at, self.trainer.model)
 
     def _write(self, dispatch: Dispatch | None) -> None:
         """Wait for a dispatch and what was due at its first step, and write it all down."""
         if dispatch is None:
             return
-        d: Dispatch = jax.device_get(dispatch)
+        due, records = jax.device_get((dispatch.due, dispatch.records))
+        d = dispatch._replace(due=due, records=records)
         scalars = self._scalars(d)
         for step in sorted({d.step, *d.record_at}):
             at_start = step == d.step
             step_scalars = dict(scalars) if at_start else {}
             record = None
             if step in d.record_at:
-                record = d.records.read(d.record_at.index(step), self.trainer.model.vocabulary)
-                step_scalars["split/residual"] = float(record.residual)
-            probe = d.due.probe.stats if at_start and d.due.probe is not None else None
+                record = d.records.read(d.record_at.index(step), d.model)
+                if not d.model.no_sum_rule:
+                    step_scalars["split/residual"] = float(record.residual)
+            probe = d.due.probe if at_start else None
             if not _is_finite((record, probe)):
                 raise Diverged(f"the gradients or updates are no longer finite at step {step}")
             self.background.submit(self.journal.write, step, step_scalars, record, probe)

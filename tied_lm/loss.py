@@ -26,6 +26,7 @@ class VocabularyLoss(NamedTuple):
     data_weight: Float[Array, "N"]  # what h_t is multiplied by in `data`
     own_weight: Float[Array, "N"]  # what h_t is multiplied by in `own`
     token_loss: Float[Array, "N"]  # loss = sum_t w_t token_loss_t; this is nll unless there is a z-loss
+    expected_parts: Float[Array, "2 V D"] | None = None  # of marked tokens and of the others
 
 
 def block_count(tokens: int, vocabulary_size: int, width: int) -> int:
@@ -52,6 +53,7 @@ def vocabulary_loss(
     soft_cap: float | None = None,
     z_loss: float = 0.0,
     compute_dtype: DTypeLike = jnp.float32,
+    marks_N: Float[Array, "N"] | None = None,
 ) -> VocabularyLoss:
     """The loss of each token, and the gradients of loss = sum_t w_t token_loss_t, in one pass.
 
@@ -73,6 +75,8 @@ def vocabulary_loss(
         targets_N: y, in [0, V). Any other id makes the token NaN, unless its weight is 0.
         weights_N: w, as a rule mask / sum(mask). A token of weight 0 adds nothing; its nll is finite.
         compute_dtype: what operands of the N x V products are rounded to; sums are float32 whatever it is.
+        marks_N: 1 or 0; if given, `expected` is also summed over marked tokens and over the others, which costs one
+            product more.
 
     Returns float32. Errors against float64 for tables (of the largest entry of expected and data), hidden (of its
     largest entry) and the loss (in nats), by the largest logit:
@@ -89,31 +93,35 @@ def vocabulary_loss(
     h_NxD, weights_N = h_NxD.astype(jnp.float32), weights_N.astype(jnp.float32)
     ids_N = jnp.where(weights_N == 0, targets_N.clip(0, vocabulary_size - 1), targets_N)
     if is_narrow(vocabulary_size, width, compute_dtype):
-        return _narrow_loss(h_NxD, scoring_VxD.astype(jnp.float32), ids_N, weights_N, soft_cap, z_loss)
+        return _narrow_loss(h_NxD, scoring_VxD.astype(jnp.float32), ids_N, weights_N, soft_cap, z_loss, marks_N)
     blocks = block_count(tokens, vocabulary_size, width)
     rounded_VxD = scoring_VxD.astype(compute_dtype)
 
-    def add_block(table: Array, block: tuple[Array, Array | None, Array]) -> tuple[Array, tuple[Array, Array]]:
-        h_CxD, h_DxC, weights_C = block
+    def add_block(table: Array, block: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array]]:
+        h_CxD, summed, weights_C = block
         exp_CxV, sum_C, log_sum_C = _exponentials(_logits(h_CxD, rounded_VxD, soft_cap), soft_cap)
         exp_CxV = exp_CxV.astype(compute_dtype)
         # Probabilities are never formed: what is C x V costs more to scale than what is C x D.
         scale_C = weights_C * _z_factor(log_sum_C, z_loss) / sum_C
         hidden_CxD = _matmul(exp_CxV, rounded_VxD) * scale_C[:, None]
-        if h_DxC is not None:
-            table += _matmul((h_DxC * scale_C).astype(compute_dtype), exp_CxV)
+        if transposed:
+            table += _matmul((summed * scale_C).astype(compute_dtype), exp_CxV)
         else:
-            table += _matmul(exp_CxV, (h_CxD * scale_C[:, None]).astype(compute_dtype), (0, 0))
+            table += _matmul(exp_CxV, (summed * scale_C[:, None]).astype(compute_dtype), (0, 0))
         return table, (hidden_CxD, log_sum_C)
 
     # A product that contracts the first axis of both operands is slow on XLA:CPU, so the table is summed in transposed
     # form, unless D is so large that the transpositions cost more. The barriers keep XLA from undoing this.
     h_BxCxD = _to_blocks(h_NxD, blocks)
     transposed = width <= min(vocabulary_size, h_BxCxD.shape[1])
-    h_BxDxC = lax.optimization_barrier(h_BxCxD.swapaxes(1, 2)) if transposed else None
-    table = jnp.zeros((width, vocabulary_size) if transposed else (vocabulary_size, width), jnp.float32)
-    table, outputs = lax.scan(add_block, table, (h_BxCxD, h_BxDxC, _to_blocks(weights_N, blocks)))
-    expected_VxD = lax.optimization_barrier(table).T if transposed else table
+    summed_BxCxE = h_BxCxD if marks_N is None else _to_blocks(_apart(h_NxD, marks_N), blocks)
+    summed = lax.optimization_barrier(summed_BxCxE.swapaxes(1, 2)) if transposed else summed_BxCxE
+    shape = (summed_BxCxE.shape[2], vocabulary_size)
+    table = jnp.zeros(shape if transposed else shape[::-1], jnp.float32)
+    table, outputs = lax.scan(add_block, table, (h_BxCxD, summed, _to_blocks(weights_N, blocks)))
+    table_VxE = lax.optimization_barrier(table).T if transposed else table
+    parts = None if marks_N is None else jnp.stack(jnp.split(table_VxE, 2, axis=1))
+    expected_VxD = table_VxE if parts is None else parts.sum(axis=0)
     hidden_NxD, log_sum_N = (_from_blocks(x, tokens) for x in outputs)
 
     target_rows_NxD, target_logits_N, slope_N = _at_targets(h_NxD, scoring_VxD, ids_N, soft_cap, compute_dtype)
@@ -128,11 +136,23 @@ def vocabulary_loss(
         data_weight=data_weight_N,
         own_weight=data_weight_N * jnp.exp(-jnp.maximum(nll_N, 0)) * _z_factor(log_sum_N, z_loss),
         token_loss=nll_N + z_loss * log_sum_N**2 if z_loss else nll_N,
+        expected_parts=parts,
     )
 
 
+def _apart(h_NxD: Array, marks_N: Array) -> Array:
+    """(N, 2 D): the vectors of marked tokens, then those of the others, each 0 for the rest."""
+    return jnp.concatenate([h_NxD * marks_N[:, None], h_NxD * (1 - marks_N[:, None])], axis=1)
+
+
 def _narrow_loss(
-    h_NxD: Array, scoring_VxD: Array, ids_N: Array, weights_N: Array, soft_cap: float | None, z_loss: float
+    h_NxD: Array,
+    scoring_VxD: Array,
+    ids_N: Array,
+    weights_N: Array,
+    soft_cap: float | None,
+    z_loss: float,
+    marks_N: Array | None,
 ) -> VocabularyLoss:
     """The same where V is small beside D: an N x V array is then no burden beside h, which is N x D."""
     logits_NxV = _logits(h_NxD, scoring_VxD, soft_cap)
@@ -143,6 +163,9 @@ def _narrow_loss(
     data_weight_N = weights_N if soft_cap is None else weights_N * (1 - (target_logits_N / soft_cap) ** 2)
     factor_N = _z_factor(log_sum_N, z_loss)
     logits_gradient_NxV = exp_NxV * (weights_N * factor_N / sum_N)[:, None]
+    parts = None
+    if marks_N is not None:
+        parts = jnp.stack(jnp.split(_matmul(logits_gradient_NxV, _apart(h_NxD, marks_N), (0, 0)), 2, axis=1))
     logits_gradient_NxV -= jnp.where(is_target_NxV, data_weight_N[:, None], 0)
     scoring_gradient_VxD = _matmul(logits_gradient_NxV, h_NxD, (0, 0))
     return VocabularyLoss(
@@ -153,6 +176,7 @@ def _narrow_loss(
         data_weight=data_weight_N,
         own_weight=data_weight_N * jnp.exp(-jnp.maximum(nll_N, 0)) * factor_N,
         token_loss=nll_N + z_loss * log_sum_N**2 if z_loss else nll_N,
+        expected_parts=parts,
     )
 
 

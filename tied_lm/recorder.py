@@ -125,7 +125,7 @@ class RowRecorder:
         if frequencies is not None:
             bands = bands_.bands_of(frequencies)
             constants |= {"frequency": frequencies, "band": bands}
-        attributes = {name: attributes_of(name, self.tied) for name in fields}
+        attributes = {name: attributes_of(name, None if self.tied else 0) for name in fields}
         log = RowLog(self.folder / ROWS, attributes, constants, first)
         board = Board(self.folder, first, LABEL)
         row_board = RowBoard(board, self.tied, bands, tracked_tokens(frequencies, self.tokens))

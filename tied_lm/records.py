@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from tied_lm.embedding import VocabularyModel
 from tied_lm.gradients import PARTS, RowStats
 from tied_lm.histogram import BINS
 
@@ -14,44 +15,58 @@ class Record(NamedTuple):
     """One recorded update."""
 
     stats: RowStats
+    push_parts: dict[str, Float[Array, "V"]]  # L2 norms of the rows, of a scheme that tells parts of its push apart
     updates: dict[str, Float[Array, "V"]]  # L2 norms of the rows of the applied update, by vocabulary parameter
     weights: dict[str, Float[Array, "V"]]  # and of the rows themselves, before the update
+    others: dict[str, Float[Array, "2"]]  # norms of the gradient by lookup and by scoring, of other parameters
     histograms: Int[Array, "parts bins"]  # of the row norms of each of PARTS
     residual: Float[Array, ""]
+
+
+class Probe(NamedTuple):
+    """Norms of the tables summed over all tokens of the probe."""
+
+    stats: RowStats
+    push_parts: dict[str, Float[Array, "V"]]
+    tokens: Int[Array, ""]
 
 
 class Records(NamedTuple):
     """Slots (S) of records, in few arrays, so that writing one is cheap beside a small step.
 
-    All that has a value for each row is in one array (F, V): the fields of RowStats, then updates, then weights.
-    Counts are whole in float32 to 2**24.
+    All that has a value for each row is in one array (F, V): the fields of RowStats, parts of the push, updates,
+    weights. Counts are whole in float32 to 2**24.
     """
 
     rows: Float[Array, "S F V"]
+    others: Float[Array, "S O 2"]
     histograms: Int[Array, "S parts bins"]
     residual: Float[Array, "S"]
 
     @classmethod
-    def empty(cls, slots: int, vocab_size: int, parameters: int) -> "Records":
-        """Room for records of a model with so many vocabulary parameters."""
-        fields = len(RowStats._fields) + 2 * parameters
+    def empty(cls, slots: int, model: VocabularyModel) -> "Records":
+        """Room for records of a model."""
+        fields = len(RowStats._fields) + len(model.push_parts) + 2 * len(model.vocabulary)
         return cls(
-            jnp.zeros((slots, fields, vocab_size)), jnp.zeros((slots, len(PARTS), BINS), jnp.int32), jnp.zeros(slots)
+            jnp.zeros((slots, fields, model.vocab_size)),
+            jnp.zeros((slots, len(model.others), 2)),
+            jnp.zeros((slots, len(PARTS), BINS), jnp.int32),
+            jnp.zeros(slots),
         )
 
     def write(self, slot: Int[Array, ""], one: "Records") -> "Records":
         """The slots with one of them replaced; `one` lacks the axis S."""
         return jax.tree.map(lambda slots, new: jax.lax.dynamic_update_index_in_dim(slots, new, slot, 0), self, one)
 
-    def read(self, slot: int, vocabulary: tuple[str, ...]) -> Record:
+    def read(self, slot: int, model: VocabularyModel) -> Record:
         """The record in a slot."""
-        rows = list(self.rows[slot])
-        stats, updates = rows[: len(RowStats._fields)], rows[len(RowStats._fields) :]
-        weights = updates[len(vocabulary) :]
+        rows = iter(self.rows[slot])
         return Record(
-            RowStats(*stats),
-            dict(zip(vocabulary, updates, strict=False)),
-            dict(zip(vocabulary, weights, strict=True)),
+            RowStats(*(next(rows) for _ in RowStats._fields)),
+            {name: next(rows) for name in model.push_parts},
+            {name: next(rows) for name in model.vocabulary},
+            {name: next(rows) for name in model.vocabulary},
+            dict(zip(model.others, self.others[slot], strict=True)),
             self.histograms[slot],
             self.residual[slot],
         )
@@ -59,5 +74,6 @@ class Records(NamedTuple):
 
 def pack(record: Record) -> Records:
     """A record as the content of one slot."""
-    rows = [*record.stats, *record.updates.values(), *record.weights.values()]
-    return Records(jnp.stack([row.astype(jnp.float32) for row in rows]), record.histograms, record.residual)
+    rows = [*record.stats, *record.push_parts.values(), *record.updates.values(), *record.weights.values()]
+    others = jnp.stack(list(record.others.values())) if record.others else jnp.zeros((0, 2))
+    return Records(jnp.stack([row.astype(jnp.float32) for row in rows]), others, record.histograms, record.residual)

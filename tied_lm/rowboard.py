@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Array, Float, Int
 
 from tied_lm import bands as bands_
 from tied_lm.board import Board
@@ -25,11 +25,12 @@ def tracked_tokens(frequencies: Float[np.ndarray, "V"] | None, named: Sequence[i
     return {f"{name}_{token}": int(token) for name, token in chosen.items()} | {f"named_{t}": t for t in named}
 
 
-def attributes_of(field: str, tied: bool) -> dict[str, Any]:
-    """What an array of one field of the statistics says of itself."""
+def attributes_of(field: str, untied_from: int | None) -> dict[str, Any]:
+    """What an array of one field of the statistics says of itself; `untied_from` is a step, None if always tied."""
     attributes: dict[str, Any] = {"units": UNITS.get(field, "nats / parameter")}
-    if not tied and field in ("total", "cosine"):
-        attributes["hypothetical"] = "lookup and scoring are gradients of two matrices of arbitrary scales"
+    if untied_from is not None and field in ("total", "cosine"):
+        since = f"from step {untied_from} on, " if untied_from else ""
+        attributes["hypothetical"] = since + "lookup and scoring are gradients of two matrices of arbitrary scales"
     return attributes
 
 
@@ -66,6 +67,17 @@ class RowBoard:
     def scalars(self, stats: RowStats | UseStats) -> dict[str, float]:
         """Scalars by tag, for the whole table and for each band."""
         return bands_.split_scalars(stats, self.bands, self.tied)
+
+    def part_scalars(self, norms: Mapping[str, Float[Array, "V"]]) -> dict[str, float]:
+        """Scalars of parts of the push that a scheme tells apart: norms over the whole table and over each band."""
+        scalars: dict[str, float] = {}
+        for name, norms_V in norms.items():
+            squares_V = np.asarray(norms_V, np.float64) ** 2
+            scalars[f"grad_norm/{name}"] = float(np.sqrt(squares_V.sum()))
+            for band in () if self.bands is None else np.unique(self.bands):
+                tag = f"band/{bands_.NAMES[band]}/{name}"
+                scalars[tag] = float(np.sqrt(squares_V[self.bands == band].sum()))
+        return scalars
 
     def show_rows(
         self, step: int, stats: RowStats | UseStats, histograms: Mapping[str, Int[np.ndarray, "bins"]]

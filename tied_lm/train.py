@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -9,19 +10,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.tree_util import keystr, tree_leaves_with_path, tree_map_with_path
 from jaxtyping import Array, Float, Int, PyTree, UInt32
 
 from tied_lm import optimizer
 from tied_lm.bodies import build_body
 from tied_lm.config import Config, choose
-from tied_lm.embedding import SCHEMES, VocabularyModel, count_parameters
+from tied_lm.embedding import VocabularyModel, count_parameters
 from tied_lm.gradients import (
     PARTS,
     Backward,
-    RowStats,
     Tables,
     backward,
     counts,
+    part_norms,
+    row_norm,
     stats_of,
     stats_of_tables,
     sum_rule_residual,
@@ -29,7 +32,8 @@ from tied_lm.gradients import (
 )
 from tied_lm.histogram import log_histogram
 from tied_lm.loss import negative_log_likelihood
-from tied_lm.records import Record, Records, pack
+from tied_lm.records import Probe, Record, Records, pack
+from tied_lm.schemes import SCHEMES
 from tied_lm.streams import STREAMS, Batch, Stream, named_key
 
 
@@ -59,15 +63,10 @@ class Evaluation(NamedTuple):
     excess: Float[Array, "M"] | None  # log p_true - log p_model
 
 
-class Probe(NamedTuple):
-    stats: RowStats  # of the tables summed over all tokens of the probe
-    tokens: Int[Array, ""]
-
-
-def build_model(config: Config) -> VocabularyModel:
-    """The model that a config names."""
+def build_model(config: Config, frequency_bands: Sequence[int] = ()) -> VocabularyModel:
+    """The model that a config names; it may want to know the band of each row."""
     scheme = choose(SCHEMES, "model.tying", config.model.tying)
-    return scheme.of(config, build_body(config))
+    return scheme.of(config, build_body(config), tuple(frequency_bands))
 
 
 def build_stream(config: Config) -> Stream:
@@ -83,16 +82,48 @@ def heldout_batch(stream: Stream, index: Int[Array, ""], tokens: int) -> Batch:
 
 
 class Trainer:
-    """The compiled programs of one arm. They serve every seed, so each is compiled once."""
+    """The compiled programs of one arm. They serve every seed, so each is compiled once.
 
-    def __init__(self, config: Config, frequency_bands: Int[np.ndarray, "V"]):
+    A scheme whose model changes during training has a trainer for each phase; `next` is that of the phase to come.
+    """
+
+    def __init__(self, config: Config, frequency_bands: Int[np.ndarray, "V"], model: VocabularyModel | None = None):
         self.config = config
-        self.model = build_model(config)
+        self.model = model or build_model(config, frequency_bands.tolist())
+        self.transition = self.model.transition()
+        self.next = Trainer(config, frequency_bands, self.transition.model) if self.transition else None
         self.optimizer = optimizer.build(config.optimizer, config.train.steps, self.model.vocabulary)
         self.bands = jnp.asarray(frequency_bands)
         self.band_count = int(frequency_bands.max()) + 1
         # Records held on the device in one dispatch: few for large vocabularies, to bound their memory.
         self.slots = max(1, min(128, 2**18 // config.data.vocab_size))
+
+    @property
+    def phases(self) -> "list[Trainer]":
+        """This trainer and those of the phases to come."""
+        return [self, *(self.next.phases if self.next else ())]
+
+    @property
+    def untied_from(self) -> int | None:
+        """The step from which lookup and scoring have a matrix each; None if there is none."""
+        if not self.model.tied:
+            return 0
+        untied = self.next is not None and not self.next.model.tied
+        return self.transition.step if self.transition and untied else None
+
+    def take_over(self, state: TrainState, copies: Mapping[str, str]) -> TrainState:
+        """The state with which this phase begins: new parameters, and their moments, are copies of old ones."""
+        old = {keystr(path): leaf for path, leaf in tree_leaves_with_path((state.params, state.opt_state))}
+
+        def find(path: tuple[Any, ...], _: Array) -> Array:
+            if keystr(path) in old:
+                return old[keystr(path)]
+            sources = [jax.tree_util.DictKey(copies.get(getattr(key, "key", ""), "")) for key in path]
+            return jnp.copy(old[keystr(tuple(s if s.key else key for s, key in zip(sources, path, strict=True)))])
+
+        like = jax.eval_shape(self.init, 0)
+        params, opt_state = tree_map_with_path(find, (like.params, like.opt_state))
+        return dataclasses.replace(state, params=params, opt_state=opt_state)
 
     @functools.partial(jax.jit, static_argnames="self")
     def init(self, seed: int) -> TrainState:
@@ -140,7 +171,7 @@ class Trainer:
         )
         dropout_key, vocabulary = named_key(state.seed, "dropout"), self.model.vocabulary
         # One slot more, into which what is not recorded goes: a branch that passed the slots on would copy them all.
-        records = Records.empty(self.slots + 1, self.config.data.vocab_size, len(vocabulary))
+        records = Records.empty(self.slots + 1, self.model)
         nothing = jax.tree.map(lambda slots: slots[0], records)
 
         def one(_: int, carry: tuple[TrainState, Records, Array]) -> tuple[TrainState, Records, Array]:
@@ -164,8 +195,13 @@ class Trainer:
                 return pack(
                     Record(
                         stats,
-                        {name: jnp.linalg.norm(changes[name], axis=-1) for name in vocabulary},
-                        {name: jnp.linalg.norm(state.params[name], axis=-1) for name in vocabulary},
+                        part_norms(b),
+                        {name: row_norm(changes[name]) for name in vocabulary},
+                        {name: row_norm(state.params[name]) for name in vocabulary},
+                        {
+                            name: jnp.stack([jnp.linalg.norm(gradients[name].ravel()) for gradients in b.others])
+                            for name in self.model.others
+                        },
                         jnp.stack([log_histogram(getattr(stats, part)) for part in PARTS]),
                         sum_rule_residual(self.model, b),
                     )
@@ -204,7 +240,11 @@ class Trainer:
             (h, scoring_VxD), changed = self.model.apply(variables, batch.inputs, method="hidden", mutable=["carry"])
             targets_N, mask_N = batch.targets.reshape(-1), batch.mask.reshape(-1)
             nll_N = negative_log_likelihood(
-                h.reshape(-1, h.shape[-1]), scoring_VxD, targets_N, compute_dtype=self.model.compute_dtype
+                h.reshape(-1, h.shape[-1]),
+                scoring_VxD,
+                targets_N,
+                soft_cap=self.model.logit_cap,
+                compute_dtype=self.model.compute_dtype,
             )
             band_N = self.bands[targets_N]
             zeros = jnp.zeros(self.band_count)
@@ -229,14 +269,17 @@ class Trainer:
             in_count, out_count = counts(b)
             return sums, carry[1] + in_count, carry[2] + out_count, b.carry
 
-        shape = (self.config.data.vocab_size, self.config.model.features)
-        none_V = jnp.zeros(shape[0], jnp.int32)
-        start = (Tables(*(jnp.zeros(shape) for _ in Tables._fields)), none_V, none_V, self._fresh_carry())
+        zeros_VxD = jnp.zeros((self.model.vocab_size, self.model.row_width))
+        none_V = jnp.zeros(self.model.vocab_size, jnp.int32)
+        no_parts = dict.fromkeys(self.model.push_parts, zeros_VxD)
+        start = (Tables(zeros_VxD, zeros_VxD, zeros_VxD, zeros_VxD, no_parts), none_V, none_V, self._fresh_carry())
         sums, in_count, out_count, _ = jax.lax.fori_loop(0, self._batches(tokens), one, start)
-        return Probe(stats_of_tables(sums, in_count, out_count), out_count.sum())
+        return Probe(stats_of_tables(sums, in_count, out_count), part_norms(sums), out_count.sum())
 
     def account(self) -> dict[str, int]:
-        """Numbers of parameters, and the bytes of the parameters and of the optimizer's state."""
+        """Numbers of parameters, and the bytes of the parameters and of the optimizer's state, in the last phase."""
+        if self.next:
+            return self.next.account()
         state = jax.eval_shape(self.init, 0)
 
         def size(tree: PyTree) -> int:
