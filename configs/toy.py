@@ -15,7 +15,7 @@ def get_config() -> ConfigDict:
     # lookup_only | scoring_only | gated_rare_rows | low_rank | factorised | pseudo_inverse: see tied_lm/schemes.py
     c.model.tying = "tied"
     c.model.features = 32  # D, embedding width
-    c.model.body = "none"  # none | mlp: what turns the looked-up vectors into hidden vectors
+    c.model.body = "none"  # none | mlp | lstm | transformer: what turns the looked-up vectors into hidden vectors
     c.model.compute_dtype = "float32"  # float32 | bfloat16: of the operands of products; all else is float32
     c.model.init_std = 0.02  # standard deviation of the initial entries of the vocabulary matrices
     c.model.scale_input = False  # multiply what is looked up by sqrt(D), at run time
@@ -36,8 +36,12 @@ def get_config() -> ConfigDict:
     c.scheme.factor_features = 16  # factorised: d, width of the vocabulary matrix
 
     c.body = ConfigDict()  # what the bodies take; each reads its own
-    c.body.depth = 1  # mlp: blocks
-    c.body.width = 0  # mlp: units of the hidden layer; 0 means 4 D
+    c.body.depth = 1  # mlp, transformer: blocks; lstm: layers, at most 3
+    c.body.width = 0  # mlp, transformer: units of the hidden layers, 0 means 4 D; lstm: of each layer, 0 means D
+    c.body.dropout = 0.0  # lstm, transformer: share of the units that a training step leaves out
+    c.body.stateful = False  # lstm: carry the state from batch to batch; needs data.order = "contiguous"
+    c.body.heads = 4  # transformer: attention heads, which divide D into even parts
+    c.body.remat = False  # transformer: compute the blocks again in the backward pass, to save memory
 
     c.data = ConfigDict()
     c.data.source = "toy"  # toy | text
@@ -53,15 +57,17 @@ def get_config() -> ConfigDict:
     c.data.heldout_fraction = 0.1  # text: share of the bytes that is held out
 
     c.optimizer = ConfigDict()
-    c.optimizer.name = "adam"  # adam | adamw | sgd | momentum
+    c.optimizer.name = "adam"  # adam | adamw | sgd | momentum | muon (adam for all but the body's matrices) |
+    # coupled_adam (one second moment for all rows of a vocabulary matrix)
     c.optimizer.learning_rate = 0.02  # the highest rate of the schedule
+    c.optimizer.vocab_learning_rate = 0.0  # the same for the vocabulary matrices; 0 means learning_rate
     c.optimizer.schedule = "cosine"  # constant | cosine | wsd (warm-up, stable, linear decay)
     c.optimizer.warmup_steps = 50  # updates of linear warm-up
     c.optimizer.decay_steps = 0  # wsd: updates of linear decay at the end
-    c.optimizer.beta1 = 0.9  # decay of the first moment (adam, adamw) or of the velocity (momentum)
-    c.optimizer.beta2 = 0.999  # decay of the second moment (adam, adamw)
-    c.optimizer.weight_decay = 0.0  # adamw: decoupled decay of everything but the vocabulary matrices
-    c.optimizer.vocab_weight_decay = 0.0  # adamw: decoupled decay of the vocabulary matrices, in every arm
+    c.optimizer.beta1 = 0.9  # decay of the first moment (adam and its kin) or of the velocity (momentum, muon)
+    c.optimizer.beta2 = 0.999  # decay of the second moment (adam and its kin)
+    c.optimizer.weight_decay = 0.0  # adamw, muon: decoupled decay of everything but the vocabulary matrices
+    c.optimizer.vocab_weight_decay = 0.0  # adamw, muon: decoupled decay of the vocabulary matrices, in every arm
     c.optimizer.clip_norm = 0.0  # largest global norm of the gradient; 0 turns clipping off
 
     c.train = ConfigDict()

@@ -1,22 +1,34 @@
 """What lies between the looked-up vectors and the scored ones."""
 
-from typing import Annotated
+from typing import Annotated, Self
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from tied_lm.config import Config, at_least, choose, own_options
+from tied_lm.config import Allowed, Config, ConfigError, at_least, below_one, choose, own_options
 
 
 class Body(nn.Module):
     """What the bodies share. A body takes its own fields from the config's group `body`, by name.
 
     A body that carries state from one batch to the next keeps it in the collection `carry`, with the batch first.
+    One that looks at whole sequences takes the last axis but one for the positions; what comes before is the batch.
     """
 
     compute_dtype: DTypeLike = jnp.float32  # of the operands of products
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """The body that a config describes.
+
+        Raises:
+            ConfigError: an option of this body is not possible.
+        """
+        own = own_options(cls, Body, config.body, "body")
+        return cls(jnp.dtype(config.model.compute_dtype), **own)
 
     def __call__(self, x: Float[Array, "*N D"], *, train: bool = False) -> Float[Array, "*N D"]:
         raise NotImplementedError
@@ -39,13 +51,160 @@ class Mlp(Body):
         return x
 
 
-BODIES: dict[str, type[Body] | None] = {"none": None, "mlp": Mlp}
+def _orthogonal_gates(key: Array, shape: tuple[int, int], dtype: DTypeLike) -> Float[Array, "H 4*H"]:
+    """An orthogonal matrix for each of the four gates, side by side."""
+    one = nn.initializers.orthogonal()
+    return jnp.concatenate([one(k, (shape[0], shape[0]), dtype) for k in jax.random.split(key, 4)], axis=1)
+
+
+def _forget_bias(key: Array, shape: tuple[int], dtype: DTypeLike) -> Float[Array, "4*H"]:
+    """1 for the forget gate, 0 for the others."""
+    return jnp.repeat(jnp.array([0, 1, 0, 0], dtype), shape[0] // 4)
+
+
+class LstmCell(nn.RNNCellBase):
+    """One step of an LSTM, given the inputs' part of the gates: c' = f c + i g, h' = o tanh(c').
+
+    The gates i, f, o are sigmoids and g a tanh of the four quarters of a = A x + b + R h. (Those of Flax give all
+    gates one initial bias.) The carry is (c, h), float32.
+    """
+
+    features: int
+    compute_dtype: DTypeLike
+
+    @nn.compact
+    def __call__(
+        self, carry: tuple[Float[Array, "B H"], Float[Array, "B H"]], inputs: Float[Array, "B 4*H"]
+    ) -> tuple[tuple[Float[Array, "B H"], Float[Array, "B H"]], Float[Array, "B H"]]:
+        c, h = carry
+        recurrent = nn.Dense(
+            4 * self.features, False, self.compute_dtype, kernel_init=_orthogonal_gates, name="recurrent"
+        )
+        i, f, g, o = jnp.split(inputs + recurrent(h), 4, axis=-1)
+        c = nn.sigmoid(f) * c + nn.sigmoid(i) * nn.tanh(g)
+        h = nn.sigmoid(o) * nn.tanh(c)
+        return (c, h), h
+
+    @property
+    def num_feature_axes(self) -> int:
+        return 1
+
+
+class Lstm(Body):
+    """LSTM layers, with dropout where nothing recurs (Zaremba et al. 2014, arXiv 1409.2329): on the input of every
+    layer and on the output of the last. If `width` is not D, a projection without bias leads back to D.
+
+    At the start: kernels from a truncated normal of variance 1 / fan-in, recurrent ones orthogonal for each gate,
+    biases 0 but for 1 at the forget gate (Jozefowicz et al. 2015).
+    """
+
+    width: Annotated[int, at_least(0)] = 0  # H, units of each layer; 0 means D
+    depth: Annotated[int, Allowed("1 | 2 | 3", lambda x: 1 <= x <= 3)] = 1
+    dropout: Annotated[float, below_one] = 0.0
+    stateful: bool = False  # carry (c, h) of each layer from batch to batch, else start each sequence from zeros
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*N D"], *, train: bool = False) -> Float[Array, "*N D"]:
+        features, width = x.shape[-1], self.width or x.shape[-1]
+        h = x.reshape(-1, *x.shape[-2:])
+        zeros = jnp.zeros((h.shape[0], width))
+        for i in range(self.depth):
+            name = f"layer_{i}"
+            start = self.get_variable("carry", name, (zeros, zeros)) if self.stateful else (zeros, zeros)
+            h = nn.Dropout(self.dropout, deterministic=not train)(h)
+            gates = nn.Dense(4 * width, dtype=self.compute_dtype, bias_init=_forget_bias, name=f"input_{i}")(h)
+            layer = nn.RNN(LstmCell(width, self.compute_dtype, name=name), return_carry=True)
+            end, h = layer(gates.astype(jnp.float32), initial_carry=start)
+            if self.stateful and self.is_mutable_collection("carry"):
+                self.put_variable("carry", name, start if self.is_initializing() else end)
+        h = nn.Dropout(self.dropout, deterministic=not train)(h)
+        if width != features:
+            h = nn.Dense(features, False, self.compute_dtype, name="projection")(h).astype(jnp.float32)
+        return h.reshape(x.shape)
+
+
+def rotate(x_BxLxHxK: Float[Array, "B L H K"]) -> Float[Array, "B L H K"]:
+    """Rotary positions (Su et al. 2021, arXiv 2104.09864), the products of which depend on distances alone.
+
+    At position p the pair (x[k], x[k + K/2]), as a complex number, is multiplied by exp(i p 10000^(-2k / K)).
+    """
+    length, width = x_BxLxHxK.shape[1], x_BxLxHxK.shape[3]
+    angle = jnp.arange(length)[:, None, None] * 10_000.0 ** (-jnp.arange(0, width, 2) / width)
+    real, imaginary = jnp.split(x_BxLxHxK, 2, axis=-1)
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    return jnp.concatenate([real * cos - imaginary * sin, real * sin + imaginary * cos], axis=-1)
+
+
+class TransformerBlock(nn.Module):
+    """x + attention(norm(x)), then x + feed-forward(norm(x)); products in `compute_dtype`, all else in float32."""
+
+    heads: int
+    width: int
+    dropout: float  # 0 outside training
+    branches: int  # that are added to the stream in all blocks: the sum starts at the size of one
+    compute_dtype: DTypeLike
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B L D"]) -> Float[Array, "B L D"]:
+        features = x.shape[-1]
+        scaled = nn.initializers.variance_scaling(1 / self.branches, "fan_in", "truncated_normal")
+
+        def dense(width: int, name: str, kernel_init: nn.initializers.Initializer) -> nn.Dense:
+            return nn.Dense(width, False, self.compute_dtype, kernel_init=kernel_init, name=name)
+
+        def dropped(h: Float[Array, "B L D"]) -> Float[Array, "B L D"]:
+            return nn.Dropout(self.dropout, deterministic=False)(h)
+
+        inner = nn.initializers.lecun_normal()
+        normed = nn.RMSNorm(name="attention_norm")(x)
+        query, key, value = (
+            dense(features, name, inner)(normed).reshape(*x.shape[:2], self.heads, -1)
+            for name in ("query", "key", "value")
+        )
+        query, key = (rotate(a).astype(self.compute_dtype) for a in (query, key))
+        attended = jax.nn.dot_product_attention(query, key, value, is_causal=True).reshape(x.shape)
+        x = x + dropped(dense(features, "out", scaled)(attended))
+        hidden = nn.gelu(dense(self.width, "up", inner)(nn.RMSNorm(name="feed_forward_norm")(x)))
+        return x + dropped(dense(features, "down", scaled)(hidden))
+
+
+class Transformer(Body):
+    """A causal, pre-norm Transformer without biases: rotary positions, RMS norms (a last one too), gelu.
+
+    Dropout is on the input and on what each attention and feed-forward layer adds. At the start: kernels from a
+    truncated normal of variance 1 / fan-in; that of layers whose outputs are added, by 1 / (2 depth) smaller.
+    """
+
+    width: Annotated[int, at_least(0)] = 0  # of the feed-forward layers; 0 means 4 D
+    depth: Annotated[int, at_least(1)] = 1
+    heads: Annotated[int, at_least(1)] = 1
+    dropout: Annotated[float, below_one] = 0.0
+    remat: bool = False  # keep the inputs of the blocks alone for the backward pass, and compute the rest again
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        body, features = super().of(config), config.model.features
+        possible = [heads for heads in range(1, features // 2 + 1) if features % (2 * heads) == 0]
+        if body.heads not in possible:
+            allowed = " | ".join(map(str, possible)) or "none, as model.features is odd"
+            raise ConfigError("body.heads", body.heads, f"{allowed}: model.features = {features} in even parts")
+        return body
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*N D"], *, train: bool = False) -> Float[Array, "*N D"]:
+        features, dropout = x.shape[-1], self.dropout if train else 0.0
+        block = nn.remat(TransformerBlock) if self.remat else TransformerBlock
+        h = nn.Dropout(dropout, deterministic=False)(x.reshape(-1, *x.shape[-2:]))
+        for i in range(self.depth):
+            width = self.width or 4 * features
+            h = block(self.heads, width, dropout, 2 * self.depth, self.compute_dtype, name=f"block_{i}")(h)
+        return nn.RMSNorm(name="norm")(h).reshape(x.shape)
+
+
+BODIES: dict[str, type[Body] | None] = {"none": None, "mlp": Mlp, "lstm": Lstm, "transformer": Transformer}
 
 
 def build_body(config: Config) -> Body | None:
     """The body that a config names; None if there is none."""
     kind = choose(BODIES, "model.body", config.model.body)
-    if kind is None:
-        return None
-    own = own_options(kind, Body, config.body, "body")
-    return kind(jnp.dtype(config.model.compute_dtype), **own)
+    return None if kind is None else kind.of(config)

@@ -40,7 +40,7 @@ positive = Allowed("above 0", lambda x: x > 0)
 not_negative = Allowed("0 or more", lambda x: x >= 0)
 fraction = Allowed("0 to 1", lambda x: 0 <= x <= 1)
 open_fraction = Allowed("between 0 and 1, both excluded", lambda x: 0 < x < 1)
-decay_rate = Allowed("0 or more, below 1", lambda x: 0 <= x < 1)
+below_one = Allowed("0 or more, below 1", lambda x: 0 <= x < 1)
 seed32 = Allowed("0 to 2**32 - 1", lambda x: 0 <= x < 2**32)
 
 
@@ -90,13 +90,14 @@ class Data:
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    name: Annotated[str, one_of("adam", "adamw", "sgd", "momentum")]
+    name: Annotated[str, one_of("adam", "adamw", "sgd", "momentum", "muon", "coupled_adam")]
     learning_rate: Annotated[float, positive]
+    vocab_learning_rate: Annotated[float, not_negative]
     schedule: Annotated[str, one_of("constant", "cosine", "wsd")]
     warmup_steps: Annotated[int, at_least(0)]
     decay_steps: Annotated[int, at_least(0)]
-    beta1: Annotated[float, decay_rate]
-    beta2: Annotated[float, decay_rate]
+    beta1: Annotated[float, below_one]
+    beta2: Annotated[float, below_one]
     weight_decay: Annotated[float, not_negative]
     vocab_weight_decay: Annotated[float, not_negative]
     clip_norm: Annotated[float, not_negative]
@@ -143,11 +144,11 @@ class Config:
                     "log.tokens", token, f"ids from 0 to data.vocab_size - 1 = {self.data.vocab_size - 1}"
                 )
         optimizer, steps = self.optimizer, self.train.steps
-        if optimizer.name != "adamw":
+        if optimizer.name not in ("adamw", "muon"):
             for field in ("weight_decay", "vocab_weight_decay"):
                 if getattr(optimizer, field):
                     raise ConfigError(
-                        f"optimizer.{field}", getattr(optimizer, field), "0, unless optimizer.name = 'adamw'"
+                        f"optimizer.{field}", getattr(optimizer, field), "0, unless optimizer.name = 'adamw' or 'muon'"
                     )
         if optimizer.schedule != "wsd" and optimizer.decay_steps:
             raise ConfigError("optimizer.decay_steps", optimizer.decay_steps, "0, unless optimizer.schedule = 'wsd'")

@@ -2,9 +2,55 @@
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import optax
+from jaxtyping import Array, PyTree
 
 from tied_lm import config
+
+MUON_RMS = 0.2  # of the entries of an update by Muon: about that of Adam's
+
+
+def scale_by_coupled_adam(b1: float, b2: float, eps: float = 1e-8) -> optax.GradientTransformation:
+    """Adam whose second moment is the mean over the rows: one row for a whole matrix (arXiv 2502.08441).
+
+    The mean of the rows' moving averages is the moving average of the mean.
+    """
+
+    def init(params: PyTree) -> optax.ScaleByAdamState:
+        rows = jax.tree.map(lambda p: jnp.zeros(p.shape[1:], p.dtype), params)
+        return optax.ScaleByAdamState(jnp.zeros((), jnp.int32), optax.tree.zeros_like(params), rows)
+
+    def update(
+        gradients: PyTree, state: optax.ScaleByAdamState, params: PyTree | None = None
+    ) -> tuple[PyTree, optax.ScaleByAdamState]:
+        count = optax.safe_increment(state.count)
+        mu = optax.tree.update_moment(gradients, state.mu, b1, 1)
+        nu = jax.tree.map(lambda g, v: (1 - b2) * jnp.mean(g * g, axis=0) + b2 * v, gradients, state.nu)
+        mean, square = optax.tree.bias_correction(mu, b1, count), optax.tree.bias_correction(nu, b2, count)
+        changes = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mean, square)
+        return changes, optax.ScaleByAdamState(count, mu, nu)
+
+    return optax.GradientTransformation(init, update)
+
+
+def scale_by_muon(beta: float) -> optax.GradientTransformation:
+    """Muon for matrices: momentum whose singular values are brought near 1 (Newton-Schulz, Nesterov).
+
+    Scaled so that the root mean square of an update's entries is about 0.2, whatever the shape (Liu et al. 2025,
+    arXiv 2502.16982), so that a learning rate means about what it does for Adam.
+    """
+
+    def of_matrices(params: PyTree) -> PyTree:
+        return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(), params)
+
+    def scale(changes: PyTree, _: PyTree | None) -> PyTree:
+        return jax.tree.map(lambda x: MUON_RMS * max(x.shape) ** 0.5 * x, changes)
+
+    return optax.chain(
+        optax.contrib.scale_by_muon(beta=beta, weight_dimension_numbers=of_matrices), optax.stateless(scale)
+    )
 
 
 def learning_rate(optimizer: config.Optimizer, steps: int) -> optax.Schedule:
@@ -20,11 +66,11 @@ def learning_rate(optimizer: config.Optimizer, steps: int) -> optax.Schedule:
 
 
 def build(optimizer: config.Optimizer, steps: int, vocabulary: tuple[str, ...]) -> optax.GradientTransformation:
-    """Clipping, then the rule, then decoupled decay, then the rate.
+    """Clipping, then the rule, then decoupled decay, then the rate, which also multiplies the decay.
 
     Args:
-        vocabulary: names of the vocabulary parameters, which have a decay of their own. A tied matrix is one
-            parameter: it is stepped once and decayed once.
+        vocabulary: names of the vocabulary parameters, whose V rows come first, and which have a rate and a decay of
+            their own. A tied matrix is one parameter: it is stepped once and decayed once.
     """
 
     def is_vocabulary(params: dict[str, Any]) -> dict[str, bool]:
@@ -33,16 +79,29 @@ def build(optimizer: config.Optimizer, steps: int, vocabulary: tuple[str, ...]) 
     def is_body(params: dict[str, Any]) -> dict[str, bool]:
         return {name: name not in vocabulary for name in params}
 
-    adam = optax.scale_by_adam(b1=optimizer.beta1, b2=optimizer.beta2)
+    def labels(params: dict[str, PyTree]) -> dict[str, PyTree]:
+        def of_body(leaf: Array) -> str:
+            return "matrix" if leaf.ndim == 2 else "other"
+
+        return {n: "vocabulary" if n in vocabulary else jax.tree.map(of_body, tree) for n, tree in params.items()}
+
+    b1, b2 = optimizer.beta1, optimizer.beta2
+    adam = optax.scale_by_adam(b1=b1, b2=b2)
+    muon = {"vocabulary": adam, "matrix": scale_by_muon(b1), "other": adam}
+    coupled = {"vocabulary": scale_by_coupled_adam(b1, b2), "matrix": adam, "other": adam}
+    decay = (
+        optax.add_decayed_weights(optimizer.vocab_weight_decay, is_vocabulary),
+        optax.add_decayed_weights(optimizer.weight_decay, is_body),
+    )
     rule = {
         "adam": adam,
-        "adamw": optax.chain(
-            adam,
-            optax.add_decayed_weights(optimizer.vocab_weight_decay, is_vocabulary),
-            optax.add_decayed_weights(optimizer.weight_decay, is_body),
-        ),
+        "adamw": optax.chain(adam, *decay),
         "sgd": optax.identity(),
-        "momentum": optax.trace(decay=optimizer.beta1),
+        "momentum": optax.trace(decay=b1),
+        "muon": optax.chain(optax.partition(muon, labels), *decay),
+        "coupled_adam": optax.partition(coupled, labels),
     }[optimizer.name]
     clip = optax.clip_by_global_norm(optimizer.clip_norm) if optimizer.clip_norm else optax.identity()
-    return optax.chain(clip, rule, optax.scale_by_learning_rate(learning_rate(optimizer, steps)))
+    ratio = optimizer.vocab_learning_rate / optimizer.learning_rate
+    vocabulary_rate = optax.masked(optax.scale(ratio), is_vocabulary) if ratio else optax.identity()
+    return optax.chain(clip, rule, vocabulary_rate, optax.scale_by_learning_rate(learning_rate(optimizer, steps)))
