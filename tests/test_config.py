@@ -73,6 +73,7 @@ OUT_OF_RANGE = [
     ("data.zipf_exponent", "0 or more", [-0.1]),
     ("data.heldout_fraction", "between 0 and 1, both excluded", [0.0, 1.0]),
     ("optimizer.learning_rate", "above 0", [0.0, -1.0]),
+    ("optimizer.vocab_learning_rate", "0 or more", [-0.1]),
     ("optimizer.warmup_steps", "at least 0", [-1]),
     ("optimizer.decay_steps", "at least 0", [-1]),
     ("optimizer.beta1", "0 or more, below 1", [-0.1, 1.0]),
@@ -87,7 +88,7 @@ OUT_OF_RANGE = [
     ("log.probe_tokens", "at least 1", [0]),
     ("checkpoint.every", "at least 1", [0]),
     ("checkpoint.keep", "at least 1", [0]),
-    ("optimizer.name", "adam | adamw | sgd | momentum", ["rmsprop", ""]),
+    ("optimizer.name", "adam | adamw | sgd | momentum | muon | coupled_adam", ["rmsprop", ""]),
     ("optimizer.schedule", "constant | cosine | wsd", ["linear"]),
     ("model.compute_dtype", "float32 | bfloat16", ["float16", "bf16"]),
 ]
@@ -163,15 +164,18 @@ def test_unknown_and_missing_fields_are_named(values):
     )
 
 
+DECAY_ALLOWED = "0, unless optimizer.name = 'adamw' or 'muon'"
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"log.tokens": (256,)}, said("log.tokens", 256, "ids from 0 to data.vocab_size - 1 = 255")),
         ({"log.tokens": (-1,)}, said("log.tokens", -1, "ids from 0 to data.vocab_size - 1 = 255")),
-        ({"optimizer.weight_decay": 0.1}, said("optimizer.weight_decay", 0.1, "0, unless optimizer.name = 'adamw'")),
+        ({"optimizer.weight_decay": 0.1}, said("optimizer.weight_decay", 0.1, DECAY_ALLOWED)),
         (
-            {"optimizer.name": "sgd", "optimizer.vocab_weight_decay": 0.1},
-            said("optimizer.vocab_weight_decay", 0.1, "0, unless optimizer.name = 'adamw'"),
+            {"optimizer.name": "coupled_adam", "optimizer.vocab_weight_decay": 0.1},
+            said("optimizer.vocab_weight_decay", 0.1, DECAY_ALLOWED),
         ),
         ({"optimizer.decay_steps": 5}, said("optimizer.decay_steps", 5, "0, unless optimizer.schedule = 'wsd'")),
     ],

@@ -141,13 +141,12 @@ class TransformerBlock(nn.Module):
     heads: int
     width: int
     dropout: float  # 0 outside training
-    branches: int  # that are added to the stream in all blocks: the sum starts at the size of one
     compute_dtype: DTypeLike
 
     @nn.compact
     def __call__(self, x: Float[Array, "B L D"]) -> Float[Array, "B L D"]:
         features = x.shape[-1]
-        scaled = nn.initializers.variance_scaling(1 / self.branches, "fan_in", "truncated_normal")
+        zeros, lecun = nn.initializers.zeros, nn.initializers.lecun_normal()
 
         def dense(width: int, name: str, kernel_init: nn.initializers.Initializer) -> nn.Dense:
             return nn.Dense(width, False, self.compute_dtype, kernel_init=kernel_init, name=name)
@@ -155,24 +154,24 @@ class TransformerBlock(nn.Module):
         def dropped(h: Float[Array, "B L D"]) -> Float[Array, "B L D"]:
             return nn.Dropout(self.dropout, deterministic=False)(h)
 
-        inner = nn.initializers.lecun_normal()
         normed = nn.RMSNorm(name="attention_norm")(x)
         query, key, value = (
-            dense(features, name, inner)(normed).reshape(*x.shape[:2], self.heads, -1)
+            dense(features, name, lecun)(normed).reshape(*x.shape[:2], self.heads, -1)
             for name in ("query", "key", "value")
         )
         query, key = (rotate(a).astype(self.compute_dtype) for a in (query, key))
         attended = jax.nn.dot_product_attention(query, key, value, is_causal=True).reshape(x.shape)
-        x = x + dropped(dense(features, "out", scaled)(attended))
-        hidden = nn.gelu(dense(self.width, "up", inner)(nn.RMSNorm(name="feed_forward_norm")(x)))
-        return x + dropped(dense(features, "down", scaled)(hidden))
+        x = x + dropped(dense(features, "out", zeros)(attended))
+        hidden = nn.gelu(dense(self.width, "up", lecun)(nn.RMSNorm(name="feed_forward_norm")(x)))
+        return x + dropped(dense(features, "down", zeros)(hidden))
 
 
 class Transformer(Body):
     """A causal, pre-norm Transformer without biases: rotary positions, RMS norms (a last one too), gelu.
 
-    Dropout is on the input and on what each attention and feed-forward layer adds. At the start: kernels from a
-    truncated normal of variance 1 / fan-in; that of layers whose outputs are added, by 1 / (2 depth) smaller.
+    Dropout is on the input and on what each attention and feed-forward layer adds. At the start those add nothing
+    (`out` and `down` are 0), or they would drown the vectors that were looked up, whose entries are small; the other
+    kernels are from a truncated normal of variance 1 / fan-in.
     """
 
     width: Annotated[int, at_least(0)] = 0  # of the feed-forward layers; 0 means 4 D
@@ -186,8 +185,10 @@ class Transformer(Body):
         body, features = super().of(config), config.model.features
         possible = [heads for heads in range(1, features // 2 + 1) if features % (2 * heads) == 0]
         if body.heads not in possible:
-            allowed = " | ".join(map(str, possible)) or "none, as model.features is odd"
-            raise ConfigError("body.heads", body.heads, f"{allowed}: model.features = {features} in even parts")
+            allowed = " | ".join(map(str, possible)) or "none"
+            raise ConfigError(
+                "body.heads", body.heads, f"{allowed}, parts of even width of model.features = {features}"
+            )
         return body
 
     @nn.compact
@@ -197,7 +198,7 @@ class Transformer(Body):
         h = nn.Dropout(dropout, deterministic=False)(x.reshape(-1, *x.shape[-2:]))
         for i in range(self.depth):
             width = self.width or 4 * features
-            h = block(self.heads, width, dropout, 2 * self.depth, self.compute_dtype, name=f"block_{i}")(h)
+            h = block(self.heads, width, dropout, self.compute_dtype, name=f"block_{i}")(h)
         return nn.RMSNorm(name="norm")(h).reshape(x.shape)
 
 
