@@ -46,22 +46,46 @@ def run(config, params, gradients, steps=100, vocabulary=("embedding", "output")
 
 
 def by_hand(config, params, gradients, direction, decay=None, clip=0.0, rate=None):
-    """The same in float64. `direction` maps the moments, the gradient and the count of updates to a step."""
+    """The same in float64. `direction` maps the moments, the gradient and the count of updates to a step, or is a
+    dict of such by name; `rate` maps the count to the learning rate, or is a dict of constant rates by name."""
     params = {name: np.asarray(value, np.float64) for name, value in params.items()}
     moments = dict.fromkeys(params, (0.0, 0.0))
     for count, gradient in enumerate(gradients, 1):
         norm = np.sqrt(sum(np.sum(np.square(g, dtype=np.float64)) for g in gradient.values()))
         scale = min(1, clip / norm) if clip else 1
         for name, value in params.items():
-            step, moments[name] = direction(config, *moments[name], gradient[name] * scale, count)
+            of_name = direction[name] if isinstance(direction, dict) else direction
+            step, moments[name] = of_name(config, *moments[name], gradient[name] * scale, count)
             step = step + (decay or {}).get(name, 0) * value
-            params[name] = value - (rate(count - 1) if rate else config.learning_rate) * step
+            of_name = rate[name] if isinstance(rate, dict) else rate(count - 1) if rate else config.learning_rate
+            params[name] = value - of_name * step
     return params
 
 
-def adam(config, m, v, g, count):
-    m, v = config.beta1 * m + (1 - config.beta1) * g, config.beta2 * v + (1 - config.beta2) * g**2
+def adam_of_squares(config, m, v, g, squares, count):
+    m, v = config.beta1 * m + (1 - config.beta1) * g, config.beta2 * v + (1 - config.beta2) * squares
     return m / (1 - config.beta1**count) / (np.sqrt(v / (1 - config.beta2**count)) + 1e-8), (m, v)
+
+
+def adam(config, m, v, g, count):
+    return adam_of_squares(config, m, v, g, g**2, count)
+
+
+def coupled_adam(config, m, v, g, count):
+    return adam_of_squares(config, m, v, g, np.mean(g**2, axis=0, keepdims=True), count)
+
+
+def muon(config, m, v, g, count):
+    """Nesterov's momentum, with the bias of its mean corrected, through five steps of Newton-Schulz (Keller Jordan's
+    coefficients); then of the size that Liu et al. 2025 give it."""
+    b = config.beta1
+    m = b * m + (1 - b) * g
+    x = b * m / (1 - b ** (count + 1)) + (1 - b) * g / (1 - b**count)
+    x = x / np.linalg.norm(x)
+    for _ in range(5):
+        a = x @ x.T
+        x = 3.4445 * x + (-4.775 * a + 2.0315 * a @ a) @ x
+    return 0.2 * np.sqrt(max(x.shape)) * x, (m, v)
 
 
 def sgd(config, m, v, g, count):
@@ -82,19 +106,135 @@ def assert_equal(found, expected):
 DECAY = {"weight_decay": 0.3, "vocab_weight_decay": 0.7}
 
 
-@pytest.mark.parametrize(("name", "direction"), [("adam", adam), ("sgd", sgd), ("momentum", momentum)])
+RULES = {
+    "adam": adam,
+    "sgd": sgd,
+    "momentum": momentum,
+    "muon": {"embedding": adam, "output": adam, "body": muon},
+    "coupled_adam": {"embedding": coupled_adam, "output": coupled_adam, "body": adam},
+}
+
+
+@pytest.mark.parametrize(("name", "direction"), RULES.items(), ids=RULES)
 @pytest.mark.parametrize("clip", [0.0, 1.5])
 def test_rules_without_decay(params, gradients, name, direction, clip):
-    # The decay is that of adamw alone; a config with another rule cannot ask for it.
-    config = dataclasses.replace(CONSTANT, name=name, clip_norm=clip, **DECAY)
+    # The decay is that of adamw and muon alone; a config with another rule cannot ask for it.
+    decay = {} if name == "muon" else DECAY
+    config = dataclasses.replace(CONSTANT, name=name, clip_norm=clip, **decay)
     assert_equal(run(config, params, gradients), by_hand(config, params, gradients, direction, clip=clip))
 
 
+@pytest.mark.parametrize("name", ["adamw", "muon"])
 @pytest.mark.parametrize("clip", [0.0, 1.5])
-def test_adamw_decays_vocabulary_and_body_each_at_its_own_rate(params, gradients, clip):
-    config = dataclasses.replace(CONSTANT, name="adamw", clip_norm=clip, **DECAY)
+def test_vocabulary_and_body_decay_each_at_its_own_rate(params, gradients, name, clip):
+    config = dataclasses.replace(CONSTANT, name=name, clip_norm=clip, **DECAY)
     decay = {"embedding": 0.7, "output": 0.7, "body": 0.3}
-    assert_equal(run(config, params, gradients), by_hand(config, params, gradients, adam, decay, clip))
+    expected = by_hand(config, params, gradients, RULES.get(name, adam), decay, clip)
+    assert_equal(run(config, params, gradients), expected)
+
+
+@pytest.mark.parametrize("name", ["adamw", *RULES])
+def test_the_vocabulary_has_a_rate_of_its_own(params, gradients, name):
+    decay = DECAY if name in ("adamw", "muon") else {}
+    config = dataclasses.replace(CONSTANT, name=name, vocab_learning_rate=0.02, clip_norm=1.5, **decay)
+    rate = {"embedding": 0.02, "output": 0.02, "body": 0.1}
+    decay = {"embedding": 0.7, "output": 0.7, "body": 0.3} if decay else {}
+    expected = by_hand(config, params, gradients, RULES.get(name, adam), decay, 1.5, rate)
+    assert_equal(run(config, params, gradients), expected)
+
+
+def test_the_rate_of_the_vocabulary_follows_the_schedule(params, gradients):
+    config = dataclasses.replace(CONSTANT, name="sgd", vocab_learning_rate=0.4, warmup_steps=2)
+    expected = by_hand(config, params, gradients, sgd, rate=lambda k: 0.1 * (k + 1) / 3)
+    fast = by_hand(config, params, gradients, sgd, rate=lambda k: 0.4 * (k + 1) / 3)
+    assert_equal(run(config, params, gradients), {**fast, "body": expected["body"]})
+
+
+MODEL = {
+    "embedding": np.ones((5, 4)),
+    "factor": np.ones((5, 2)),
+    "body": {"up": {"kernel": np.ones((4, 7)), "bias": np.ones(7)}, "filter": np.ones((2, 4, 3))},
+}
+NAMES = ("embedding", "factor")
+
+
+def model_gradients(count):
+    rng = np.random.default_rng(2)
+    return [jax.tree.map(lambda p: rng.standard_normal(p.shape).astype(np.float32), MODEL) for _ in range(count)]
+
+
+def flat(tree):
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves(tree)}
+
+
+def leaves(tree):
+    return jax.tree_util.tree_leaves_with_path(tree)
+
+
+def test_muon_is_for_the_matrices_of_the_body_and_for_nothing_else():
+    params, gradients = jax.tree.map(np.float32, MODEL), model_gradients(3)
+    config = dataclasses.replace(CONSTANT, name="muon")
+    found = flat(run(config, params, gradients, vocabulary=NAMES))
+    direction = dict.fromkeys(found, adam) | {"body.up.kernel": muon}
+    assert_equal(found, by_hand(config, flat(params), [flat(g) for g in gradients], direction))
+
+
+def test_muon_brings_singular_values_near_one_and_entries_to_the_size_of_adams():
+    config = dataclasses.replace(CONSTANT, name="muon", learning_rate=1.0)
+    rng = np.random.default_rng(0)
+    params = {name: np.zeros((64, 256), np.float32) for name in ("embedding", "body")}
+    gradient = {name: rng.standard_normal((64, 256)).astype(np.float32) for name in params}
+    found = run(config, params, [gradient])
+    values = np.linalg.svd(found["body"] / (0.2 * 256**0.5), compute_uv=False)
+    assert 0.6 < values.min() < values.max() < 1.3
+    assert np.sqrt(np.mean(found["body"] ** 2)) == pytest.approx(0.2, rel=0.2)
+    np.testing.assert_allclose(np.abs(found["embedding"]), 1, rtol=1e-3)  # Adam
+
+
+def state_bytes(name, params, vocabulary):
+    state = optimizer.build(dataclasses.replace(CONSTANT, name=name), 9, vocabulary).init(params)
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+
+
+def test_coupled_adam_keeps_one_second_moment_for_all_rows():
+    params = jax.tree.map(np.float32, MODEL)
+    saved = 4 * (5 * 4 + 5 * 2 - (4 + 2))
+    counters = 4 * 2  # each of the three groups of parameters counts for itself
+    assert state_bytes("adam", params, NAMES) - state_bytes("coupled_adam", params, NAMES) == saved - counters
+
+
+OPTIMIZERS = ["adam", "adamw", "sgd", "momentum", "muon", "coupled_adam"]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_state_is_of_arrays_that_stand_under_the_names_of_the_parameters(name):
+    """So it can be saved, and what belongs to one parameter can be found."""
+    params = jax.tree.map(np.float32, MODEL)
+    rule = optimizer.build(dataclasses.replace(CONSTANT, name=name, vocab_learning_rate=0.1), 9, NAMES)
+    state = rule.init(params)
+    _, after = jax.jit(rule.update)(params, state, params)
+    for tree in (state, after):
+        assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(tree))
+    signatures = [[(leaf.shape, leaf.dtype, leaf.weak_type) for _, leaf in leaves(tree)] for tree in (state, after)]
+    assert signatures[0] == signatures[1]  # or every second dispatch would be compiled again
+    moments = {"sgd": 0, "momentum": 1}.get(name, 2)
+    for parameter in NAMES:
+        shapes = [
+            leaf.shape for path, leaf in leaves(after) if jax.tree_util.DictKey(parameter) in path and np.any(leaf)
+        ]
+        assert len(shapes) == moments
+        rows = params[parameter].shape
+        assert set(shapes) <= ({rows, rows[1:]} if name == "coupled_adam" else {rows})
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_tied_matrix_is_stepped_once(params, gradients, name):
+    """As a parameter of that name in a model with more of them, given the same gradient."""
+    config = dataclasses.replace(CONSTANT, name=name, vocab_learning_rate=0.03)
+    only = [{"embedding": gradient["embedding"]} for gradient in gradients]
+    tied = run(config, {"embedding": params["embedding"]}, only, vocabulary=("embedding",))
+    untied = run(config, params, gradients)
+    np.testing.assert_allclose(tied["embedding"], untied["embedding"], rtol=1e-6)
 
 
 def test_a_tied_matrix_is_decayed_once_and_as_fast_as_an_untied_one(params, gradients):

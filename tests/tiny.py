@@ -46,6 +46,24 @@ EVALUATION_STEPS = [0, 6, 12, 18, 24, 30, 36, 39]
 SCALAR_STEPS = [0, 5, 10, 15, 20, 25, 30, 35, 39]
 PROBE_STEPS = [0, 1, 2, 3, 4, 6, 9, 13, 19, 27, 39]
 
+# These draw dropout masks, or carry a state.
+SEQUENCE_ARMS = {
+    "transformer, dropout, muon": (
+        "model.body=transformer",
+        "body.heads=2",
+        "body.dropout=0.2",
+        "optimizer.name=muon",
+        "optimizer.vocab_learning_rate=0.02",
+    ),
+    "stateful lstm, dropout, coupled adam": (
+        "model.body=lstm",
+        "body.depth=2",
+        "body.dropout=0.2",
+        "body.stateful=true",
+        "optimizer.name=coupled_adam",
+    ),
+}
+
 
 def make_config(*overrides: str) -> Config:
     values = toy.get_config().to_dict()
