@@ -12,8 +12,9 @@ import jax
 import numpy as np
 import pytest
 
+from tests.test_bodies_transformer import by_hand
 from tied_lm import gradients, loss_and_gradients, row_stats, split_gradients
-from tied_lm.bodies import Mlp
+from tied_lm.bodies import Mlp, Transformer
 from tied_lm.config import ConfigError
 from tied_lm.embedding import TiedEmbedding, UntiedEmbedding, count_parameters
 from tied_lm.schemes import SCHEMES
@@ -43,7 +44,12 @@ def mlp(p, x):
     return x + hidden @ p["down"]["kernel"] + p["down"]["bias"]
 
 
-BODIES = {"none": (lambda: None, lambda p, x: x), "mlp": (Mlp, mlp)}
+TRANSFORMER = Transformer(heads=2, width=6)
+BODIES = {
+    "none": (None, lambda p, x: x),
+    "mlp": (Mlp(), mlp),
+    "transformer": (TRANSFORMER, lambda p, x: np.array([by_hand(TRANSFORMER, p, one) for one in x])),
+}
 
 
 def spd(p):
@@ -99,7 +105,7 @@ FORMULAS = {
 
 
 def make(name, body="none", **more):
-    return SCHEMES[name](V, D, BODIES[body][0](), bands=BANDS, **(OPTIONS.get(name, {}) | more))
+    return SCHEMES[name](V, D, BODIES[body][0], bands=BANDS, **(OPTIONS.get(name, {}) | more))
 
 
 def draw(model, seed=0):
