@@ -2,7 +2,8 @@
 
 import html
 import io
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,15 @@ def _svg(figure: Figure) -> str:
     return text[text.index("<svg") :]
 
 
-def _figure(columns: int, height: float = 3.6) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(10, height), layout="constrained")
-    axes = list(figure.subplots(1, columns, squeeze=False)[0])
+def _figure(panels: int, height: float = 3.6) -> tuple[Figure, list[Axes]]:
+    """So many panels, at most three in a row; `height` is that of a row."""
+    columns = min(panels, 3)
+    rows = -(-panels // columns)
+    figure = Figure(figsize=(10, rows * height), layout="constrained")
+    axes = list(figure.subplots(rows, columns, squeeze=False).ravel())
+    for ax in axes[panels:]:
+        ax.remove()
+    axes = axes[:panels]
     for ax in axes:
         ax.spines[["top", "right"]].set_visible(False)
         ax.grid(color="#eee")
@@ -50,18 +57,30 @@ def _figure(columns: int, height: float = 3.6) -> tuple[Figure, list[Axes]]:
     return figure, axes
 
 
-def _curve(ax: Axes, x: Float[np.ndarray, "T"], values: Float[np.ndarray, "seeds T"], color: str, label: str) -> None:
+def _curve(
+    ax: Axes, x: Float[np.ndarray, "T"], values: Float[np.ndarray, "seeds T"], style: dict[str, Any], label: str
+) -> None:
     """The mean over seeds, and its 95% t interval as a band."""
-    ax.plot(x, values.mean(axis=0), color=color, label=label, lw=1.5)
+    ax.plot(x, values.mean(axis=0), **style, label=label, lw=1.5)
     bounds = [interval(column.tolist()) for column in values.T]
     if bounds[0] is not None:
         low, high = np.array(bounds, float).T
-        ax.fill_between(x, low, high, color=color, alpha=0.2, lw=0)
+        ax.fill_between(x, low, high, color=style["color"], alpha=0.2, lw=0)
+
+
+def _styles() -> Iterator[dict[str, Any]]:
+    """Colours, then the same with other lines."""
+    return ({"color": color, "ls": line} for line in itertools.cycle(("-", "--", ":", "-.")) for color in COLORS)
 
 
 def _scalars(runs: list[Run], tag: str) -> tuple[Float[np.ndarray, "T"], Float[np.ndarray, "seeds T"]]:
     found = [run.scalars(tag) for run in runs]
     return np.array(list(found[0])), np.array([list(values.values()) for values in found])
+
+
+def _legend(ax: Axes, entries: int) -> None:
+    """Smaller where there is much to name."""
+    ax.legend(frameon=False, fontsize="medium" if entries <= 4 else "x-small", ncols=1 if entries <= 4 else 2)
 
 
 def _log_steps(ax: Axes) -> None:
@@ -72,12 +91,12 @@ def _log_steps(ax: Axes) -> None:
 
 def _losses(runs: Mapping[str, list[Run]], entropy: float | None) -> Figure:
     figure, axes = _figure(1 if entropy is None else 2)
-    for color, (name, arm_runs) in zip(COLORS, runs.items(), strict=False):
-        _curve(axes[0], *_scalars(arm_runs, "loss/eval"), color, name)
+    for style, (name, arm_runs) in zip(_styles(), runs.items(), strict=False):
+        _curve(axes[0], *_scalars(arm_runs, "loss/eval"), style, name)
         if entropy is not None:
-            _curve(axes[1], *_scalars(arm_runs, "loss/excess"), color, name)
+            _curve(axes[1], *_scalars(arm_runs, "loss/excess"), style, name)
     axes[0].set(xlabel="updates", ylabel="held-out loss, nats a token")
-    axes[0].legend(frameon=False)
+    _legend(axes[0], len(runs))
     if entropy is not None:
         axes[0].axhline(entropy, color="#888", ls="--", lw=1)
         axes[0].annotate("entropy", (0.02, entropy), xycoords=("axes fraction", "data"), va="top", color="#555")
@@ -98,7 +117,7 @@ def _norms_by_rank(runs: Mapping[str, list[Run]], summary: Mapping[str, Any]) ->
             present = mean_V > 0
             ax.plot(rank[present], mean_V[present], ".", ms=3, color=color, label=part, rasterized=order.size > 2000)
         ax.set(xscale="log", yscale="log", title=name, xlabel="rank by frequency", ylabel="row norm, nats / parameter")
-        ax.legend(frameon=False, markerscale=3)
+    axes[0].legend(frameon=False, markerscale=3, fontsize="small")
     low = min(ax.get_ylim()[0] for ax in axes)
     high = max(ax.get_ylim()[1] for ax in axes)
     for ax in axes:
@@ -110,51 +129,51 @@ def _share_by_band(summary: Mapping[str, Any], tied: list[str]) -> Figure:
     figure, axes = _figure(2)
     names = [name for name in NAMES if name in summary["arms"][tied[0]]["bands"]]
     for ax, key in zip(axes, ("share", "cosine"), strict=True):
-        for i, (color, arm) in enumerate(zip(COLORS, tied, strict=False)):
-            x = np.arange(len(names)) + 0.12 * (i - (len(tied) - 1) / 2)
+        for i, (style, arm) in enumerate(zip(_styles(), tied, strict=False)):
+            x = np.arange(len(names)) + min(0.12, 0.7 / len(tied)) * (i - (len(tied) - 1) / 2)
             values = [summary["arms"][arm]["bands"][band][key] for band in names]
             mean = np.array([v["mean"] for v in values])
             errors = None
             if values[0]["ci95"] is not None:
                 low, high = np.array([v["ci95"] for v in values]).T
                 errors = np.array([mean - low, high - mean])
-            ax.errorbar(x, mean, errors, fmt="o", color=color, label=arm, capsize=3)
+            ax.errorbar(x, mean, errors, fmt="o", ms=4, color=style["color"], label=arm, capsize=2)
         ax.set_xticks(range(len(names)), names)
         ax.set(xlabel="band (0: most frequent rows)", ylabel=f"lookup's {key}" if key == "share" else key)
     axes[0].set_ylim(0, 1)
     axes[1].set_ylim(-1, 1)
     axes[1].axhline(0, color="#888", lw=1)
-    axes[0].legend(frameon=False)
+    _legend(axes[0], len(tied))
     return figure
 
 
 def _share_over_time(runs: Mapping[str, list[Run]], tied: list[str]) -> Figure:
     figure, axes = _figure(2)
     for ax, key in zip(axes, ("share", "cosine"), strict=True):
-        for color, arm in zip(COLORS, tied, strict=False):
-            _curve(ax, *_scalars(runs[arm], f"probe/split/{key}"), color, arm)
+        for style, arm in zip(_styles(), tied, strict=False):
+            _curve(ax, *_scalars(runs[arm], f"probe/split/{key}"), style, arm)
         ax.set(ylabel=f"lookup's {key}, whole table" if key == "share" else "cosine, whole table")
         _log_steps(ax)
     axes[0].set_ylim(0, 1)
     axes[1].set_ylim(-1, 1)
     axes[1].axhline(0, color="#888", lw=1)
-    axes[0].legend(frameon=False)
+    _legend(axes[0], len(tied))
     return figure
 
 
 def _relative_updates(runs: Mapping[str, list[Run]]) -> Figure:
     figure, (ax,) = _figure(1)
-    colors = iter(COLORS)
+    styles = _styles()
     for name, arm_runs in runs.items():
         data = [run.rows for run in arm_runs]
         for field in sorted(f for f in map(str, data[0]) if f.startswith("update")):
             weight = field.replace("update", "weight")
             ratio = [np.median(d[field].values / np.maximum(d[weight].values, 1e-30), axis=1) for d in data]
             label = f"{name}: {field.removeprefix('update_').replace('update', 'embedding')}"
-            _curve(ax, data[0]["step"].values, np.array(ratio), next(colors, "#888"), label)
+            _curve(ax, data[0]["step"].values, np.array(ratio), next(styles), label)
     ax.set(yscale="log", ylabel="|update| / |row|, median over rows")
     _log_steps(ax)
-    ax.legend(frameon=False)
+    _legend(ax, len(runs))
     return figure
 
 
@@ -200,7 +219,8 @@ def write_report(place: Path, summary: Mapping[str, Any]) -> None:
             _relative_updates(runs),
         )
     )
-    title = " against ".join(summary["arms"])
+    names = list(summary["arms"])
+    title = " against ".join(names) if len(names) <= 3 else f"{len(names)} arms against {summary['baseline']}"
     parts = [
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}</title><style>{STYLE}</style>",
         f"<h1>{html.escape(title)}</h1>",

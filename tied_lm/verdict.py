@@ -133,7 +133,7 @@ def accounts(summary: Mapping[str, Any]) -> list[str]:
         account = arm["account"]
         parts = [
             f"{account['vocabulary']:,} in the vocabulary"
-            + (f" ({account['saved']:,} saved by tying)" if account["saved"] else ""),
+            + (f" ({account['saved']:,} saved by tying)" if account["saved"] > 0 else ""),
             f"{account['body']:,} in the body",
             f"{_bytes(account['parameter_bytes'])} and {_bytes(account['optimizer_bytes'])} of optimizer state",
             f"{arm['clipped']:.0%} of the updates clipped",
