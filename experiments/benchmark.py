@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from tqdm import tqdm
 from configs import toy
 from experiments.command import cache_compiled_programs
 from tied_lm import TiedEmbedding
+from tied_lm.bodies import Transformer
 from tied_lm.comparison import build_arms
 from tied_lm.config import build_comparison, override
 from tied_lm.gradients import backward, loss_and_gradients, stats_of
@@ -33,7 +34,27 @@ from tied_lm.rowlog import RowLog
 from tied_lm.schedule import Schedule
 from tied_lm.verdict import table
 
-SHAPES = ((512, 64, 2048), (8192, 128, 2048), (50257, 256, 1024), (50257, 64, 4096))  # V, D, N
+HEADS, LENGTH = 4, 128  # of the Transformer, and tokens in a sequence
+
+
+class Shape(NamedTuple):
+    vocab_size: int
+    features: int
+    tokens: int
+    layers: int = 0  # of a Transformer; without any there is no body
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self[:3])) + (f", {self.layers} layers" if self.layers else "")
+
+
+SHAPES = (
+    Shape(512, 64, 2048),
+    Shape(8192, 128, 2048),
+    Shape(50257, 256, 1024),
+    Shape(50257, 64, 4096),
+    Shape(8192, 128, 2048, 4),
+    Shape(50257, 256, 1024, 4),
+)
 GROWTH = (1024, 2048, 4096, 8192, 16384, 32768, 65536)  # V, at D = 64 and N = 1024
 Run = Callable[[], object]
 
@@ -56,15 +77,15 @@ def ratio(times: dict[str, np.ndarray], a: str, b: str) -> float:
     return float(np.median(times[a] / times[b]))
 
 
-def inputs_of(shape: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def inputs_of(shape: Shape) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Weights, inputs and targets (distributed like Zipf's), the same for every library."""
-    vocab_size, features, count = shape
     rng = np.random.default_rng(0)
-    ids = np.minimum(rng.zipf(1.2, count + 1) - 1, vocab_size - 1).astype(np.int32)
-    return (rng.standard_normal((vocab_size, features)) * 0.02).astype(np.float32), ids[:-1], ids[1:]
+    ids = np.minimum(rng.zipf(1.2, shape.tokens + 1) - 1, shape.vocab_size - 1).astype(np.int32)
+    weight = (rng.standard_normal((shape.vocab_size, shape.features)) * 0.02).astype(np.float32)
+    return weight, ids[:-1].reshape(-1, LENGTH), ids[1:].reshape(-1, LENGTH)
 
 
-def jax_step(shape: tuple[int, int, int], kind: str, dtype: str = "float32") -> Run:
+def jax_step(shape: Shape, kind: str, dtype: str = "float32") -> Run:
     """A whole training step of a tied model: lookup, loss, gradients, Adam, donated state.
 
     Args:
@@ -72,12 +93,13 @@ def jax_step(shape: tuple[int, int, int], kind: str, dtype: str = "float32") -> 
     """
     weight, *ids = inputs_of(shape)
     x, y = map(jnp.asarray, ids)
-    model = TiedEmbedding(*shape[:2], compute_dtype=dtype)
-    params = {"embedding": jnp.asarray(weight)}
+    body = Transformer(dtype, depth=shape.layers, heads=HEADS) if shape.layers else None
+    model = TiedEmbedding(shape.vocab_size, shape.features, body, dtype)
+    params = model.init(jax.random.key(0), x)["params"] | {"embedding": jnp.asarray(weight)}
     optimizer = optax.adam(1e-3)
 
     def dense_loss(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
-        logits = params["embedding"][x] @ params["embedding"].T
+        logits = model.apply({"params": params}, x)
         return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
 
     def step(state: Any, x: jax.Array, y: jax.Array) -> Any:
@@ -102,39 +124,18 @@ def jax_step(shape: tuple[int, int, int], kind: str, dtype: str = "float32") -> 
     return run
 
 
-def torch_step(shape: tuple[int, int, int], autocast: bool) -> Run:
-    """The same step in PyTorch, with its fused Adam."""
-    import torch
-
-    torch.set_num_threads(os.cpu_count() or 1)
-    values, *ids = inputs_of(shape)
-    weight = torch.nn.Parameter(torch.tensor(values))
-    x, y = (torch.tensor(i, dtype=torch.long) for i in ids)
-    optimizer = torch.optim.Adam([weight], lr=1e-3, fused=True)
-
-    def run() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-            loss = torch.nn.functional.cross_entropy(torch.nn.functional.embedding(x, weight) @ weight.T, y)
-        loss.backward()
-        optimizer.step()
-        loss.item()
-
-    return run
-
-
-def products(shape: tuple[int, int, int]) -> Run:
+def products(shape: Shape) -> Run:
     """The three float32 products of a step and nothing else: a bound on what a step can reach."""
-    vocab_size, features, count = shape
+    vocab_size, features, count = shape[:3]
     h, w = jnp.ones((count, features)), jnp.ones((vocab_size, features))
     z = jnp.ones((count, vocab_size))
     run = jax.jit(lambda h, w, z: ((h @ w.T).sum(), (z @ w).sum(), (h.T @ z).sum()))
     return lambda: jax.block_until_ready(run(h, w, z))
 
 
-def loss_memory(shape: tuple[int, int, int]) -> float:
+def loss_memory(shape: Shape) -> float:
     """Peak temporary memory of the loss and its gradients over that of the dense form, from XLA's own analysis."""
-    vocab_size, features, count = shape
+    vocab_size, features, count = shape[:3]
     h, w = (jax.ShapeDtypeStruct((rows, features), jnp.float32) for rows in (count, vocab_size))
     y = jax.ShapeDtypeStruct((count,), jnp.int32)
 
@@ -151,26 +152,30 @@ def loss_memory(shape: tuple[int, int, int]) -> float:
     return peak(ours) / peak(jax.value_and_grad(dense, (0, 1)))
 
 
-def measure_shape(shape: tuple[int, int, int], rounds: int, with_torch: bool) -> dict[str, Any]:
-    runs = {"dense": jax_step(shape, "dense"), "products": products(shape)}
+def measure_shape(shape: Shape, rounds: int, with_torch: bool) -> dict[str, Any]:
+    runs = {"dense": jax_step(shape, "dense")} | ({} if shape.layers else {"products": products(shape)})
     for dtype in ("float32", "bfloat16"):
         for kind in ("plain", "split"):
             runs[f"{kind} {dtype}"] = jax_step(shape, kind, dtype)
     if with_torch:
-        runs |= {"torch float32": torch_step(shape, False), "torch bfloat16": torch_step(shape, True)}
+        from experiments.torch_model import torch_step
+
+        for name, autocast in (("torch float32", False), ("torch bfloat16", True)):
+            runs[name] = torch_step(*inputs_of(shape), shape.layers, HEADS, autocast)
     times = interleave(runs, rounds)
     median = {name: float(np.median(t)) for name, t in times.items()}
     ours = min(("split float32", "split bfloat16"), key=median.__getitem__)
     found: dict[str, Any] = {
-        "shape": shape,
+        "shape": str(shape),
         "ms": {name: 1e3 * seconds for name, seconds in median.items()},
         "split / plain": ratio(times, "split float32", "plain float32"),
         "split / plain, bf16": ratio(times, "split bfloat16", "plain bfloat16"),
         "split f32 / dense": ratio(times, "split float32", "dense"),
         "split bf16 / dense": ratio(times, "split bfloat16", "dense"),
-        "split f32 / products": ratio(times, "split float32", "products"),
-        "loss memory / dense": loss_memory(shape),
     }
+    if not shape.layers:
+        found["split f32 / products"] = ratio(times, "split float32", "products")
+        found["loss memory / dense"] = loss_memory(shape)
     if with_torch:
         best = min(("torch float32", "torch bfloat16"), key=median.__getitem__)
         found["torch / split"] = ratio(times, best, ours)
@@ -179,7 +184,7 @@ def measure_shape(shape: tuple[int, int, int], rounds: int, with_torch: bool) ->
 
 def measure_growth(rounds: int) -> float:
     """Log-log slope of the time of a step with the split against V."""
-    times = interleave({str(v): jax_step((v, 64, 1024), "split") for v in GROWTH}, rounds)
+    times = interleave({str(v): jax_step(Shape(v, 64, 1024), "split") for v in GROWTH}, rounds)
     return float(np.polyfit(np.log(GROWTH), [np.log(np.median(times[str(v)])) for v in GROWTH], 1)[0])
 
 
@@ -274,7 +279,7 @@ def main() -> None:
     shapes = []
     for shape in SHAPES:
         print(f"V, D, N = {shape}", file=sys.stderr)
-        shapes.append(measure_shape(shape, rounds * (5 if shape[0] < 1000 else 1), with_torch))
+        shapes.append(measure_shape(shape, rounds * (5 if shape.vocab_size < 1000 else 1), with_torch))
     print("dispatch, recording, start, growth", file=sys.stderr)
     found: dict[str, Any] = {
         "shapes": shapes,
@@ -287,8 +292,8 @@ def main() -> None:
     }
     Path("benchmark.json").write_text(json.dumps(found, indent=2) + "\n")
     keys = [key for key in shapes[0] if key not in ("shape", "ms")]
-    header = ["whole step, ratios", *(", ".join(map(str, s["shape"])) for s in shapes)]
-    print(table([header, *([key, *(f"{s[key]:.2f}" for s in shapes)] for key in keys)]))
+    header = ["whole step, ratios", *(s["shape"] for s in shapes)]
+    print(table([header, *([key, *(f"{s[key]:.2f}" if key in s else "-" for s in shapes)] for key in keys)]))
     print(f"\n  {found['dispatch / loop']:.1f} x  updates/s of a tiny model, split at each step, over a per-step loop")
     for name, value in found["recording on / off"].items():
         print(f"  {value:.3f}  time of a default run, over that without records of the {name}")

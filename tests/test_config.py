@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from configs import text, toy, toy_directed
+from configs import text, toy, toy_directed, transformer
 from tied_lm.config import (
     Config,
     ConfigError,
@@ -40,7 +40,7 @@ def said(field, value, allowed):
     return f"{field} = {value!r} is not possible; allowed: {allowed}"
 
 
-@pytest.mark.parametrize("module", [toy, toy_directed, text])
+@pytest.mark.parametrize("module", [toy, toy_directed, text, transformer])
 def test_the_configs_build(module):
     values = module.get_config().to_dict()
     config = build_run(values)

@@ -4,7 +4,7 @@ import pytest
 
 from tied_lm.verdict import conclusions, verdict
 
-OPTIMIZER = {"name": "adam", "schedule": "cosine", "learning_rate": 0.01}
+OPTIMIZER = {"name": "adam", "schedule": "cosine", "learning_rate": 0.01, "vocab_learning_rate": 0.0}
 
 
 def values(mean, ci95=None):

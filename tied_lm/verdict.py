@@ -71,7 +71,9 @@ def _against_entropy(summary: Mapping[str, Any]) -> str | None:
 def _conditions(summary: Mapping[str, Any]) -> str:
     """What it all holds for."""
     optimizers = {
-        f"{o['name']}, {o['schedule']} learning rate up to {o['learning_rate']:g}, {arm['steps']:,} updates"
+        f"{o['name']}, {o['schedule']} learning rate up to {o['learning_rate']:g}"
+        + (f" ({o['vocab_learning_rate']:g} for the vocabulary)" if o["vocab_learning_rate"] else "")
+        + f", {arm['steps']:,} updates"
         for arm in summary["arms"].values()
         for o in [arm["optimizer"]]
     }
