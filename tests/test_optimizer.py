@@ -153,6 +153,7 @@ def test_the_rate_of_the_vocabulary_follows_the_schedule(params, gradients):
 MODEL = {
     "embedding": np.ones((5, 4)),
     "factor": np.ones((5, 2)),
+    "projection": np.ones((4, 4)),
     "body": {"up": {"kernel": np.ones((4, 7)), "bias": np.ones(7)}, "filter": np.ones((2, 4, 3))},
 }
 NAMES = ("embedding", "factor")

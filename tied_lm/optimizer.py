@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, PyTree
+from jaxtyping import PyTree
 
 from tied_lm import config
 
@@ -80,10 +80,10 @@ def build(optimizer: config.Optimizer, steps: int, vocabulary: tuple[str, ...]) 
         return {name: name not in vocabulary for name in params}
 
     def labels(params: dict[str, PyTree]) -> dict[str, PyTree]:
-        def of_body(leaf: Array) -> str:
-            return "matrix" if leaf.ndim == 2 else "other"
-
-        return {n: "vocabulary" if n in vocabulary else jax.tree.map(of_body, tree) for n, tree in params.items()}
+        kinds: dict[str, PyTree] = {name: "vocabulary" if name in vocabulary else "other" for name in params}
+        if "body" in params:
+            kinds["body"] = jax.tree.map(lambda leaf: "matrix" if leaf.ndim == 2 else "other", params["body"])
+        return kinds
 
     b1, b2 = optimizer.beta1, optimizer.beta2
     adam = optax.scale_by_adam(b1=b1, b2=b2)

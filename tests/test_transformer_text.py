@@ -1,0 +1,44 @@
+"""A Transformer of 4 layers learns real text, with one vocabulary matrix and with two."""
+
+import numpy as np
+import pytest
+
+from tests import tiny
+from tied_lm import open_run
+
+FIELDS = (
+    "data.source=text",
+    "data.vocab_size=256",
+    "data.batch_size=8",
+    "data.length=128",
+    "data.eval_tokens=16_384",
+    "model.features=128",
+    "model.body=transformer",
+    "body.depth=4",
+    "optimizer.learning_rate=0.003",
+    "optimizer.schedule=cosine",
+    "optimizer.warmup_steps=50",
+    "train.steps=500",
+    "train.eval_every=500",
+    "log.scalars_every=100",
+    "log.rows_every=500",
+    "log.probe_tokens=16_384",
+    "checkpoint.every=500",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tying", ["tied", "untied"])
+def test_held_out_loss_falls_below_the_unigram_entropy(tmp_path, tying):
+    """Below the entropy of the evaluated tokens under their own frequencies, which no unigram model can undercut."""
+    config = tiny.make_config(*FIELDS, f"model.tying={tying}")
+    tiny.train(tmp_path / "run", config)
+    run = open_run(tmp_path / "run")
+    with run.probe as probe:  # of the tokens that are evaluated
+        counts = np.asarray(probe.target_count.sel(step=0), np.float64)
+    assert counts.sum() == config.data.eval_tokens
+    frequencies = counts[counts > 0] / counts.sum()
+    entropy = -np.sum(frequencies * np.log(frequencies))
+    loss = run.scalars("loss/eval")
+    assert loss[0] > entropy
+    assert loss[500] < entropy - 0.5
