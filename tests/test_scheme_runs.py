@@ -162,3 +162,27 @@ def test_the_account_of_a_late_untie_is_that_of_its_end():
     assert arm.trainer.account()["vocabulary"] == 2 * 20 * 4
     assert arm.trainer.untied_from == UNTIE
     assert arm.disk_bytes() > Arm.of(config_of("tied"), arm.stream).disk_bytes()
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "coupled_adam", "momentum"])
+def test_the_state_of_any_optimizer_is_copied(optimizer):
+    fields = ("model.tying=late_untie", "model.body=mlp", f"optimizer.name={optimizer}", *OPTIONS["late_untie"])
+    trainer = tiny.new_trainer(tiny.make_config(*fields))
+    state = trainer.init(np.uint32(0))
+    # Every leaf has values of its own.
+    leaves, tree = jax.tree.flatten(state)
+    state = jax.tree.unflatten(tree, [np.full(leaf.shape, i, leaf.dtype) for i, leaf in enumerate(leaves)])
+    after = trainer.next.take_over(state, trainer.transition.copies)
+    assert jax.tree.structure(after) == jax.tree.structure(trainer.next.init(np.uint32(0)))
+    of_embedding, of_output, others = {}, {}, []
+    for path, leaf in jax.tree_util.tree_leaves_with_path((after.params, after.opt_state)):
+        name = jax.tree_util.keystr(path)
+        if "['output']" in name:
+            of_output[name.replace("output", "embedding")] = np.asarray(leaf)
+        elif "['embedding']" in name:
+            of_embedding[name] = np.asarray(leaf)
+        else:
+            others.append(float(np.ravel(leaf)[0]))
+    tiny.assert_same_bits(of_embedding, of_output)
+    assert len(others) == len(set(others))
+    assert len(of_output) == {"muon": 3, "coupled_adam": 3, "momentum": 2}[optimizer]

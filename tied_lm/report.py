@@ -117,7 +117,7 @@ def _norms_by_rank(runs: Mapping[str, list[Run]], summary: Mapping[str, Any]) ->
             present = mean_V > 0
             ax.plot(rank[present], mean_V[present], ".", ms=3, color=color, label=part, rasterized=order.size > 2000)
         ax.set(xscale="log", yscale="log", title=name, xlabel="rank by frequency", ylabel="row norm, nats / parameter")
-    axes[0].legend(frameon=False, markerscale=3, fontsize="small")
+    max(axes, key=lambda ax: len(ax.lines)).legend(frameon=False, markerscale=3, fontsize="small")
     low = min(ax.get_ylim()[0] for ax in axes)
     high = max(ax.get_ylim()[1] for ax in axes)
     for ax in axes:
