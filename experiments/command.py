@@ -21,6 +21,7 @@ class Command:
     name: str  # of the config
     values: dict[str, Any]  # nested values of the config, overrides applied
     workdir: Path | None
+    flags: argparse.Namespace  # those of the one script
 
 
 class _Parser(argparse.ArgumentParser):
@@ -42,8 +43,14 @@ def load_config(path: str) -> dict[str, Any]:
         raise ConfigError("config", path, f"{allowed} ({type(error).__name__}: {error})") from error
 
 
-def parse(description: str, arguments: list[str]) -> Command:
-    """Read the command line; `--config.field=value` sets a field."""
+def parse(
+    description: str, arguments: list[str], add_flags: Callable[[argparse.ArgumentParser], object] = lambda _: None
+) -> Command:
+    """Read the command line; `--config.field=value` sets a field.
+
+    Args:
+        add_flags: adds the flags that this script has besides those of all.
+    """
     parser = _Parser(
         description=description,
         epilog="Any field of the config can be set: --config.optimizer.learning_rate=0.003. The fields, with their "
@@ -53,6 +60,7 @@ def parse(description: str, arguments: list[str]) -> Command:
     parser.add_argument("--config", default="configs/toy.py", metavar="FILE", help="default: %(default)s")
     parser.add_argument("--workdir", type=Path, metavar="DIR", help="default: runs/<config>-<hash of the config>")
     parser.add_argument("--config.FIELD", metavar="VALUE", help="set a field", dest="_")
+    add_flags(parser)
     overrides, rest = [], []
     iterator = iter(arguments)
     for argument in iterator:
@@ -67,7 +75,7 @@ def parse(description: str, arguments: list[str]) -> Command:
     values = load_config(known.config)
     for field, text in overrides:
         override(values, field, text)
-    return Command(Path(known.config).stem, values, known.workdir)
+    return Command(Path(known.config).stem, values, known.workdir, known)
 
 
 def tensorboard_command(place: Path) -> str:

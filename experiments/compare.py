@@ -12,36 +12,24 @@ def main(arguments: list[str], stop: threading.Event) -> None:
 
     from experiments.progress import Progress
     from tied_lm import comparison as c
-    from tied_lm import folder
-    from tied_lm.config import build_comparison, digest
-    from tied_lm.report import REPORT, write_report
+    from tied_lm.report import REPORT
     from tied_lm.verdict import verdict
 
     cache_compiled_programs()
-    comparison = build_comparison(command.values)
-    arms = c.build_arms(comparison)
-    values = c.resolved_values(command.values, comparison, arms)
-    hashed = values | {"compare": {k: v for k, v in values["compare"].items() if k != "seeds"}}
-    place = command.workdir or Path("runs") / f"{command.name}-{digest(hashed)}"
-    c.check_folder(place, values)
-    if c.is_complete(place, comparison) and (place / REPORT).exists():
+    plan = c.Plan.of(command.values)
+    place = command.workdir or Path("runs") / f"{command.name}-{c.name_of(plan.values)}"
+    c.check_folder(place, plan.values)
+    if c.is_complete(place, plan):
         print(f"{place} is complete; nothing was changed.", file=sys.stderr)
-        summary = c.read_summary(place)
     else:
-        runs = comparison.runs()
-        size = sum(arms[name].disk_bytes() for name, _ in runs)
-        print(f"{len(runs)} runs in {place}, at most {size / 1e6:.0f} MB there", file=sys.stderr)
-        with folder.locked(place):
-            folder.write_json(place / folder.CONFIG, values)
-            progress = Progress([(name, config.train.steps) for name, config in runs])
-            try:
-                c.train_all(comparison, arms, place, stop, progress.start_run)
-            finally:
-                progress.close()
-            summary = c.summarize_comparison(comparison, arms, place)
-            folder.write_json(place / c.SUMMARY, summary)
-            write_report(place, summary)
-    print(verdict(summary))
+        updates = plan.updates()
+        print(f"{len(updates)} runs in {place}, at most {plan.disk_bytes() / 1e6:.0f} MB there", file=sys.stderr)
+        progress = Progress(updates)
+        try:
+            c.complete(place, plan, stop, progress.start_run)
+        finally:
+            progress.close()
+    print(verdict(c.read_summary(place)))
     print(f"\nPictures: {place / REPORT}\nTensorBoard: {tensorboard_command(place)}")
 
 

@@ -40,6 +40,8 @@ class Progress:
     def start_run(self, arm: str, seed: int) -> Callable[[int], None]:
         """The function to call with each number of updates done; its first call tells what earlier processes did."""
         self.bar.set_description_str(f"{arm} seed {seed}")
+        while self.left[0][0] != arm:  # left out, since another run of its arm diverged or its comparison failed
+            self.bar.update(self.left.pop(0)[1])
         _, total = self.left.pop(0)
         done, calls, last = 0, 0, time.perf_counter()
 

@@ -12,8 +12,9 @@ import numpy as np
 
 from tied_lm import bands, folder
 from tied_lm.checkpoint import METRIC
-from tied_lm.config import Comparison, Config, ConfigError, Data, flatten, to_dict
-from tied_lm.loop import train_run
+from tied_lm.config import Comparison, Config, ConfigError, Data, build_comparison, digest, flatten, to_dict
+from tied_lm.loop import Diverged, train_run
+from tied_lm.report import REPORT, write_report
 from tied_lm.runs import Run, open_run
 from tied_lm.schedule import Schedule
 from tied_lm.statistics import paired_difference, summarize
@@ -21,6 +22,7 @@ from tied_lm.streams import Stream
 from tied_lm.train import Trainer, build_model, build_stream
 
 SUMMARY = "summary.json"
+DIVERGED = "diverged.json"
 LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
@@ -47,14 +49,17 @@ class Arm:
         return rows + saved * (account["parameter_bytes"] + account["optimizer_bytes"])
 
 
-def build_arms(comparison: Comparison) -> dict[str, Arm]:
+def build_arms(comparison: Comparison, streams: dict[Data, Stream] | None = None) -> dict[str, Arm]:
     """Everything that the runs need, so that a mistake shows before anything is written.
+
+    Args:
+        streams: those that are there already; new ones are added, so that comparisons of the same tokens share them.
 
     Raises:
         ConfigError: a field names nothing that exists, or the tokens cannot be had.
     """
     build_model(comparison.base)  # even where every arm overrides it, a mistake in it is one
-    streams: dict[Data, Stream] = {}
+    streams = {} if streams is None else streams
     arms = {}
     for name, config in comparison.arms.items():
         if config.data not in streams:
@@ -63,29 +68,68 @@ def build_arms(comparison: Comparison) -> dict[str, Arm]:
     return arms
 
 
-def resolved_values(values: Mapping[str, Any], comparison: Comparison, arms: Mapping[str, Arm]) -> dict[str, Any]:
-    """What the comparison's config.json holds."""
-    base = to_dict(comparison.base)
+def comparison_values(values: Mapping[str, Any], comparison: Comparison) -> dict[str, Any]:
+    """The resolved config of a comparison, without what it does not say of the text."""
     compare = {
         "arms": {name: str(text) for name, text in values["compare"]["arms"].items()},
         "baseline": comparison.baseline,
         "seeds": comparison.seeds,
     }
-    return base | {"compare": compare} | arms[comparison.baseline].stream.content
+    return to_dict(comparison.base) | {"compare": compare}
+
+
+def name_of(values: Mapping[str, Any]) -> str:
+    """A short name for a resolved config; seeds may be added to a comparison, so it does not depend on their number."""
+    return digest(dict(values) | {"compare": {k: v for k, v in values["compare"].items() if k != "seeds"}})
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A comparison and everything that its runs need; nothing is written yet."""
+
+    comparison: Comparison
+    arms: dict[str, Arm]
+    values: dict[str, Any]  # the content of config.json
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], streams: dict[Data, Stream] | None = None) -> "Plan":
+        """The plan that nested values describe.
+
+        Args:
+            streams: see `build_arms`.
+
+        Raises:
+            ConfigError: of `build_comparison` and `build_arms`.
+        """
+        comparison = build_comparison(values)
+        arms = build_arms(comparison, streams)
+        resolved = comparison_values(values, comparison) | arms[comparison.baseline].stream.content
+        return cls(comparison, arms, resolved)
+
+    def updates(self) -> list[tuple[str, int]]:
+        """Arm and number of updates of each run, in their order."""
+        return [(name, config.train.steps) for name, config in self.comparison.runs()]
+
+    def disk_bytes(self) -> int:
+        """What all runs take at most, before compression."""
+        return sum(self.arms[name].disk_bytes() for name, _ in self.comparison.runs())
 
 
 def run_folder(place: Path, arm: str, config: Config) -> Path:
     return place / arm / f"seed{config.seed}"
 
 
-def check_folder(place: Path, values: dict[str, Any]) -> None:
+def check_folder(place: Path, values: dict[str, Any], file: str = folder.CONFIG) -> None:
     """Refuse a folder of another comparison, or one with more seeds than are asked for.
+
+    Args:
+        file: where in the folder its config is.
 
     Raises:
         ConfigError: the fields that differ are named.
     """
-    folder.check(place, values, ignore=("compare.seeds",))
-    path = place / folder.CONFIG
+    folder.check(place, values, ignore=("compare.seeds",), file=file)
+    path = place / file
     there = json.loads(path.read_text())["compare"]["seeds"] if path.exists() else 0
     if values["compare"]["seeds"] < there:
         raise ConfigError(
@@ -97,31 +141,67 @@ def read_summary(place: Path) -> dict[str, Any]:
     return json.loads((place / SUMMARY).read_text())
 
 
-def is_complete(place: Path, comparison: Comparison) -> bool:
-    """Whether every run is finished and summarised."""
+def read_diverged(place: Path) -> dict[str, str]:
+    """The arms that are known to diverge, each with the reason."""
+    path = place / DIVERGED
+    return dict(json.loads(path.read_text())) if path.exists() else {}
+
+
+def is_complete(place: Path, plan: Plan) -> bool:
+    """Whether every run is finished, summarised and reported."""
     return (
-        (place / SUMMARY).exists()
-        and len(read_summary(place)["seeds"]) == comparison.seeds
-        and all(folder.is_finished(run_folder(place, arm, c), c.train.steps) for arm, c in comparison.runs())
+        (place / REPORT).exists()
+        and (place / SUMMARY).exists()
+        and len(read_summary(place)["seeds"]) == plan.comparison.seeds
+        and is_trained(place, plan)
     )
 
 
-def train_all(
-    comparison: Comparison,
-    arms: Mapping[str, Arm],
+def is_trained(place: Path, plan: Plan) -> bool:
+    """Whether every run is finished, but for those of arms that are known to diverge."""
+    diverged = read_diverged(place)
+    runs = [(name, config) for name, config in plan.comparison.runs() if name not in diverged]
+    return all(folder.is_finished(run_folder(place, name, c), c.train.steps) for name, c in runs)
+
+
+def complete(
     place: Path,
+    plan: Plan,
     stop: threading.Event,
     start: Callable[[str, int], Callable[[int], None]],
+    keep_going: bool = False,
 ) -> None:
-    """Train every run that is not finished.
+    """Open or create a comparison's folder, train every run that is not finished, summarise and report.
 
     Args:
         start: called with the arm and the seed of each run; returns the run's `progress` (see `train_run`).
+        keep_going: enter an arm that diverges in diverged.json, leave its other runs out and go on with the other arms;
+            there is no summary then. Otherwise the error ends it.
+
+    Raises:
+        ConfigError: another process is writing the folder.
+        Interrupted, Damaged, Diverged: see `train_run`.
     """
-    for name, config in comparison.runs():
-        arm = arms[name]
-        stream = arm.stream.with_seed(config.seed)
-        train_run(arm.trainer, config, stream, run_folder(place, name, config), stop, start(name, config.seed))
+    comparison, arms = plan.comparison, plan.arms
+    with folder.locked(place):
+        folder.write_json(place / folder.CONFIG, plan.values)
+        diverged = read_diverged(place) if keep_going else {}
+        for name, config in comparison.runs():
+            if name in diverged:
+                continue
+            progress = start(name, config.seed)
+            stream = arms[name].stream.with_seed(config.seed)
+            try:
+                train_run(arms[name].trainer, config, stream, run_folder(place, name, config), stop, progress)
+            except Diverged as error:
+                if not keep_going:
+                    raise
+                diverged[name] = str(error)
+                folder.write_json(place / DIVERGED, diverged)
+        if not diverged:
+            summary = summarize_comparison(comparison, arms, place)
+            folder.write_json(place / SUMMARY, summary)
+            write_report(place, summary)
 
 
 def _clipped(run: Run) -> float:

@@ -21,18 +21,22 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
     new.replace(path)
 
 
-def check(folder: Path, values: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> None:
+def check(folder: Path, values: Mapping[str, Any], ignore: tuple[str, ...] = (), file: str = CONFIG) -> None:
     """Refuse a folder that is not free for this config.
+
+    Args:
+        ignore: fields that may differ.
+        file: where in the folder its config is.
 
     Raises:
         ConfigError: the folder is that of another config (the fields are named), or of something else.
     """
-    path = folder / CONFIG
+    path = folder / file
     if path.exists():
         try:
             old = dict(json.loads(path.read_text()))
         except (OSError, TypeError, ValueError):
-            raise ConfigError("workdir", str(folder), f"a folder whose {CONFIG} can be read") from None
+            raise ConfigError("workdir", str(folder), f"a folder whose {file} can be read") from None
         differences = [d for d in differing_fields(old, values) if d.split(":")[0] not in ignore]
         if differences:
             raise ConfigError("workdir", str(folder), f"a folder of the same config; here {'; '.join(differences)}")
@@ -41,8 +45,11 @@ def check(folder: Path, values: Mapping[str, Any], ignore: tuple[str, ...] = ())
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path, wait: bool = False) -> Iterator[None]:
     """Keep two processes from writing one folder.
+
+    Args:
+        wait: wait until no other process is writing it.
 
     Raises:
         ConfigError: another process is writing it, or it cannot be written.
@@ -54,7 +61,7 @@ def locked(folder: Path) -> Iterator[None]:
         raise ConfigError("workdir", str(folder), f"a folder that can be written ({error.strerror})") from None
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except OSError:
             raise ConfigError("workdir", str(folder), "a folder that no other process is writing") from None
         yield

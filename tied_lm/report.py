@@ -32,7 +32,8 @@ th:first-child, td:first-child { text-align: left; }
 """
 
 
-def _svg(figure: Figure) -> str:
+def svg(figure: Figure) -> str:
+    """The figure as an element of a page."""
     buffer = io.StringIO()
     # A fixed salt, so that one summary always gives one file.
     with mpl.rc_context({"svg.hashsalt": "tied_lm"}):
@@ -41,8 +42,8 @@ def _svg(figure: Figure) -> str:
     return text[text.index("<svg") :]
 
 
-def _figure(panels: int, height: float = 3.6) -> tuple[Figure, list[Axes]]:
-    """So many panels, at most three in a row; `height` is that of a row."""
+def new_figure(panels: int, height: float = 3.6) -> tuple[Figure, list[Axes]]:
+    """So many panels in the style of all figures, at most three in a row; `height` is that of a row."""
     columns = min(panels, 3)
     rows = -(-panels // columns)
     figure = Figure(figsize=(10, rows * height), layout="constrained")
@@ -90,7 +91,7 @@ def _log_steps(ax: Axes) -> None:
 
 
 def _losses(runs: Mapping[str, list[Run]], entropy: float | None) -> Figure:
-    figure, axes = _figure(1 if entropy is None else 2)
+    figure, axes = new_figure(1 if entropy is None else 2)
     for style, (name, arm_runs) in zip(_styles(), runs.items(), strict=False):
         _curve(axes[0], *_scalars(arm_runs, "loss/eval"), style, name)
         if entropy is not None:
@@ -105,7 +106,7 @@ def _losses(runs: Mapping[str, list[Run]], entropy: float | None) -> Figure:
 
 
 def _norms_by_rank(runs: Mapping[str, list[Run]], summary: Mapping[str, Any]) -> Figure:
-    figure, axes = _figure(len(runs), 4)
+    figure, axes = new_figure(len(runs), 4)
     for ax, (name, arm_runs) in zip(axes, runs.items(), strict=True):
         last = [run.probe.isel(step=-1) for run in arm_runs]
         frequency = last[0]["frequency"].values
@@ -126,7 +127,7 @@ def _norms_by_rank(runs: Mapping[str, list[Run]], summary: Mapping[str, Any]) ->
 
 
 def _share_by_band(summary: Mapping[str, Any], tied: list[str]) -> Figure:
-    figure, axes = _figure(2)
+    figure, axes = new_figure(2)
     names = [name for name in NAMES if name in summary["arms"][tied[0]]["bands"]]
     for ax, key in zip(axes, ("share", "cosine"), strict=True):
         for i, (style, arm) in enumerate(zip(_styles(), tied, strict=False)):
@@ -148,7 +149,7 @@ def _share_by_band(summary: Mapping[str, Any], tied: list[str]) -> Figure:
 
 
 def _share_over_time(runs: Mapping[str, list[Run]], tied: list[str]) -> Figure:
-    figure, axes = _figure(2)
+    figure, axes = new_figure(2)
     for ax, key in zip(axes, ("share", "cosine"), strict=True):
         for style, arm in zip(_styles(), tied, strict=False):
             _curve(ax, *_scalars(runs[arm], f"probe/split/{key}"), style, arm)
@@ -162,7 +163,7 @@ def _share_over_time(runs: Mapping[str, list[Run]], tied: list[str]) -> Figure:
 
 
 def _relative_updates(runs: Mapping[str, list[Run]]) -> Figure:
-    figure, (ax,) = _figure(1)
+    figure, (ax,) = new_figure(1)
     styles = _styles()
     for name, arm_runs in runs.items():
         data = [run.rows for run in arm_runs]
@@ -177,7 +178,16 @@ def _relative_updates(runs: Mapping[str, list[Run]]) -> Figure:
     return figure
 
 
-def _html_table(rows: list[list[str]]) -> str:
+def write_page(path: Path, title: str, parts: list[str]) -> None:
+    """Replace a self-contained HTML file in one go."""
+    head = f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}</title><style>{STYLE}</style>"
+    new = path.with_name(path.name + ".new")
+    new.write_text("\n".join([head, f"<h1>{html.escape(title)}</h1>", *parts, "</html>\n"]))
+    new.replace(path)
+
+
+def html_table(rows: list[list[str]]) -> str:
+    """A table whose first row is its head."""
     head, *body = [[html.escape(cell) for cell in row] for row in rows]
     lines = ["<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in body]
     return f"<table><tr>{''.join(f'<th>{cell}</th>' for cell in head)}</tr>{''.join(lines)}</table>"
@@ -222,16 +232,12 @@ def write_report(place: Path, summary: Mapping[str, Any]) -> None:
     names = list(summary["arms"])
     title = " against ".join(names) if len(names) <= 3 else f"{len(names)} arms against {summary['baseline']}"
     parts = [
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}</title><style>{STYLE}</style>",
-        f"<h1>{html.escape(title)}</h1>",
         *(f"<p>{html.escape(sentence)}</p>" for sentence in conclusions(summary)),
-        f"<div class=wide>{_html_table(arm_table(summary))}</div>",
+        f"<div class=wide>{html_table(arm_table(summary))}</div>",
         "<p class=note>Losses in nats a token, held out, at the last step; in brackets the 95% t interval.<br>",
         "<br>".join(html.escape(line) for line in accounts(summary)) + "</p>",
     ]
-    parts += [f"<h2>{html.escape(h)}</h2>{_svg(f)}<p class=note>{html.escape(note)}</p>" for h, note, f in sections]
+    parts += [f"<h2>{html.escape(h)}</h2>{svg(f)}<p class=note>{html.escape(note)}</p>" for h, note, f in sections]
     versions = ", ".join(f"{name} {number}" for name, number in summary["versions"].items())
-    parts.append(f"<p class=note>{html.escape(versions)}</p></html>\n")
-    new = place / (REPORT + ".new")
-    new.write_text("\n".join(parts))
-    new.replace(place / REPORT)
+    parts.append(f"<p class=note>{html.escape(versions)}</p>")
+    write_page(place / REPORT, title, parts)

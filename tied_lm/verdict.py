@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def _with_interval(values: Mapping[str, Any], sign: str = "", digits: int = 4) -> str:
+def with_interval(values: Mapping[str, Any], sign: str = "", digits: int = 4) -> str:
     """`mean [low, high]`, or the mean alone where there is no interval."""
     text = f"{values['mean']:{sign}.{digits}f}"
     if values["ci95"] is None:
@@ -44,7 +44,7 @@ def _conclusion(summary: Mapping[str, Any], name: str) -> str:
     size = "the same number of parameters"
     if spared:
         size = f"{abs(spared):,} {'fewer' if spared > 0 else 'more'} parameters ({share:.0%})"
-    shown = f"{_with_interval(difference, '+')} nats a token"
+    shown = f"{with_interval(difference, '+')} nats a token"
     if difference["ci95"] is None:
         return (
             f"{name} - {baseline} = {shown} with {size}, from one seed: there is no interval, so this does not say "
@@ -92,9 +92,9 @@ def _band_table(summary: Mapping[str, Any], name: str) -> str:
     rows = [["band", "rows", "of tokens", "loss", "lookup share", "cosine"]]
     for band, values in arm["bands"].items():
         loss = "-" if values["loss"] is None else f"{values['loss']['mean']:.4f}"
-        cells = [_with_interval(values[key], digits=3) for key in ("share", "cosine")]
+        cells = [with_interval(values[key], digits=3) for key in ("share", "cosine")]
         rows.append([band, str(values["rows"]), f"{values['frequency']:.1%}", loss, *cells])
-    whole = [_with_interval(arm["split"][key], digits=3) for key in ("share", "cosine")]
+    whole = [with_interval(arm["split"][key], digits=3) for key in ("share", "cosine")]
     rows.append(
         ["all", str(sum(b["rows"] for b in arm["bands"].values())), "100.0%", f"{arm['eval_loss']['mean']:.4f}", *whole]
     )
@@ -120,9 +120,9 @@ def arm_table(summary: Mapping[str, Any]) -> list[list[str]]:
             [
                 name,
                 f"{arm['parameters']:,}",
-                _with_interval(arm["eval_loss"]),
-                "-" if arm["excess"] is None else _with_interval(arm["excess"]),
-                "-" if difference is None else _with_interval(difference["eval_loss"], "+"),
+                with_interval(arm["eval_loss"]),
+                "-" if arm["excess"] is None else with_interval(arm["excess"]),
+                "-" if difference is None else with_interval(difference["eval_loss"], "+"),
             ]
         )
     return rows

@@ -1,0 +1,123 @@
+"""Compare the arms at every point of a grid of config fields, and print one table."""
+
+import argparse
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from experiments.command import cache_compiled_programs, parse, run
+from tied_lm.config import ConfigError
+
+if TYPE_CHECKING:
+    from experiments.progress import Progress
+    from tied_lm.sweep import Point
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> None:
+    grid = "values of a field; may be given several times"
+    parser.add_argument("--grid", action="append", default=[], metavar="FIELD=V1,V2,...", help=grid)
+    parser.add_argument("--index", type=int, metavar="I", help="do one point only, counted from 0")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="points at a time; default: %(default)s")
+
+
+def main(arguments: list[str], stop: threading.Event) -> None:
+    command = parse("Compare arms at every point of a grid of config fields.", arguments, _add_flags)
+    index, workers = command.flags.index, command.flags.workers
+    if workers < 1:
+        raise ConfigError("workers", workers, "at least 1")
+
+    from tied_lm import comparison as c
+    from tied_lm import folder, sweep
+    from tied_lm.sweepreport import PAGE, sentences, table_rows, write_sweep_page
+    from tied_lm.verdict import table
+
+    cache_compiled_programs()
+    grid = sweep.read_grid(command.values, command.flags.grid)
+    name = f"sweep-{command.name}-{c.name_of(sweep.resolved_values(command.values, grid))}"
+    the_sweep = sweep.Sweep.of(command.values, grid, command.workdir or Path("runs") / name)
+    points, place = the_sweep.points, the_sweep.place
+    if index is not None and not 0 <= index < len(points):
+        raise ConfigError("index", index, f"0 to {len(points) - 1}, since the grid has {len(points)} points")
+    the_sweep.open()
+    todo = [p for p in (points if index is None else [points[index]]) if not p.is_complete()]
+    size = sum(point.plan.disk_bytes() for point in todo)
+    print(f"{len(todo)} of {len(points)} points to do in {place}, at most {size / 1e6:.0f} MB there", file=sys.stderr)
+    alone = workers == 1 or index is not None
+    failed = _do(todo, stop) if alone else _share_out(todo, workers, arguments, stop)
+    if failed:
+        sys.exit(f"error: {len(failed)} of {len(todo)} points failed: {', '.join(failed)}")
+    if not the_sweep.is_complete():
+        print(f"{sum(p.is_complete() for p in points)} of {len(points)} points are complete", file=sys.stderr)
+        return
+    with folder.locked(place, wait=True):
+        results = sweep.results(the_sweep)
+        folder.write_json(place / sweep.RESULTS, results)
+        write_sweep_page(place, results)
+    print(table(table_rows(results)))
+    print("\n" + "\n".join(sentences(results)))
+    print(f"\nPicture: {place / PAGE}")
+
+
+def _start_of(point: str, progress: "Progress") -> Callable[[str, int], Callable[[int], None]]:
+    """The start of a run of one point."""
+    # Every point has its own programs, so an arm's name alone would hide that they are compiled anew.
+    return lambda arm, seed: progress.start_run(f"{point} {arm}", seed)
+
+
+def _do(points: "list[Point]", stop: threading.Event) -> list[str]:
+    """Do points one after the other; the names of those that failed."""
+    from experiments.progress import Progress
+    from tied_lm.checkpoint import Damaged
+    from tied_lm.comparison import complete, read_diverged
+
+    progress = Progress([(f"{p.place.name} {arm}", n) for p in points for arm, n in p.plan.updates()])
+    failed = []
+    try:
+        for point in points:
+            name = point.place.name
+            try:
+                complete(point.place, point.plan, stop, _start_of(name, progress), keep_going=True)
+            except (ConfigError, Damaged, OSError) as error:
+                print(f"{name} failed: {error}", file=sys.stderr)
+                failed.append(name)
+            for arm, reason in read_diverged(point.place).items():
+                print(f"{name}: {arm} diverged ({reason})", file=sys.stderr)
+    finally:
+        progress.close()
+    return failed
+
+
+def _share_out(points: "list[Point]", workers: int, arguments: list[str], stop: threading.Event) -> list[str]:
+    """Do points in processes of their own; the names of those that failed."""
+    from experiments.progress import clock
+    from experiments.workers import run_workers
+    from tied_lm.loop import Interrupted
+
+    failed: list[str] = []
+    begun, ended = time.perf_counter(), 0
+
+    def done(part: int, problem: str | None) -> None:
+        nonlocal ended
+        ended += 1
+        name = points[part].place.name
+        if problem is not None:
+            failed.append(name)
+        seconds = (time.perf_counter() - begun) / ended * (len(points) - ended)
+        print(
+            f"{name} {'done' if problem is None else f'failed: {problem}'}; {ended} of {len(points)} points, "
+            f"about {clock(seconds)} left",
+            file=sys.stderr,
+        )
+
+    script = [sys.executable, "-m", "experiments.sweep", *arguments]
+    run_workers([[*script, f"--index={point.index}"] for point in points], workers, stop, done)
+    if stop.is_set() and ended < len(points):
+        raise Interrupted(f"stopped after {ended} of {len(points)} points; what the others did is saved")
+    return failed
+
+
+if __name__ == "__main__":
+    run(main)

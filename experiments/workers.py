@@ -1,0 +1,54 @@
+"""Worker processes, each of which does one part of the work."""
+
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+POLL_SECONDS = 0.1
+
+
+def run_workers(
+    commands: Sequence[list[str]], count: int, stop: threading.Event, done: Callable[[int, str | None], None]
+) -> None:
+    """Run each command in a process of its own, at most `count` at a time.
+
+    Args:
+        stop: once set, the running processes are asked to stop, no other is started, and all are waited for.
+        done: called with the number of each command that has ended by itself, and what is wrong: None, or the last
+            line that it wrote to its standard error.
+    """
+    # Several processes may share an accelerator: none may take all of its memory beforehand.
+    environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | os.environ
+    waiting = list(range(len(commands)))
+    running: dict[int, subprocess.Popen[bytes]] = {}
+    asked = False
+    with tempfile.TemporaryDirectory() as folder:
+        while running or (waiting and not stop.is_set()):
+            while waiting and len(running) < count and not stop.is_set():
+                part = waiting.pop(0)
+                with (Path(folder) / str(part)).open("wb") as errors:
+                    # In a session of its own, so that an interrupt from the keyboard does not reach it a second time.
+                    running[part] = subprocess.Popen(
+                        commands[part],
+                        stdout=subprocess.DEVNULL,
+                        stderr=errors,
+                        env=environment,
+                        start_new_session=True,
+                    )
+            if stop.is_set() and not asked:
+                for process in running.values():
+                    process.send_signal(signal.SIGTERM)
+                asked = True
+            for part in [part for part, process in running.items() if process.poll() is not None]:
+                status = running.pop(part).returncode
+                lines = (Path(folder) / str(part)).read_text(errors="replace").strip().splitlines()
+                if status == 0:
+                    done(part, None)
+                elif not asked or status not in (-signal.SIGTERM, 128 + signal.SIGTERM):
+                    done(part, lines[-1] if lines else f"exit status {status}")
+            time.sleep(POLL_SECONDS)

@@ -1,0 +1,233 @@
+"""A grid of config fields: a comparison for each point, and what they say together."""
+
+import copy
+import dataclasses
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tied_lm import comparison as c
+from tied_lm import folder
+from tied_lm.checkpoint import METRIC
+from tied_lm.config import ConfigError, Data, build_comparison, flatten, override
+from tied_lm.runs import open_run
+from tied_lm.statistics import choose_left_out, paired_difference, summarize
+from tied_lm.streams import Stream
+
+SWEEP = "sweep.json"
+RESULTS = "results.json"
+RATES = ("optimizer.learning_rate", "optimizer.vocab_learning_rate")
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One combination of the grid's values: a comparison in a folder of its own."""
+
+    index: int
+    settings: dict[str, Any]  # value by field
+    plan: c.Plan
+    place: Path
+
+    def is_complete(self) -> bool:
+        """Whether nothing is left to do. An arm that is known to diverge is not trained again."""
+        if c.read_diverged(self.place):
+            return c.is_trained(self.place, self.plan)
+        return c.is_complete(self.place, self.plan)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    place: Path
+    points: list[Point]
+    values: dict[str, Any]  # the content of sweep.json
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], grid: Mapping[str, list[Any]], place: Path) -> "Sweep":
+        """Every point of a grid, so that a mistake in any of them shows before anything is written.
+
+        Raises:
+            ConfigError: of `Plan.of`, for the first point that has a mistake.
+        """
+        streams: dict[Data, Stream] = {}
+        points = []
+        for index, combination in enumerate(itertools.product(*grid.values())):
+            settings = dict(zip(grid, combination, strict=True))
+            changed = copy.deepcopy(dict(values))
+            for field, value in settings.items():
+                *groups, name = field.split(".")
+                group = changed
+                for part in groups:
+                    group = group[part]
+                group[name] = value
+            points.append(Point(index, settings, c.Plan.of(changed, streams), place / _folder_name(index, settings)))
+        return cls(place, points, resolved_values(values, grid))
+
+    def open(self) -> None:
+        """Open or create the folder, also while others do so.
+
+        Raises:
+            ConfigError: it, or the folder of a point, is that of something else; the fields that differ are named.
+        """
+        c.check_folder(self.place, self.values, SWEEP)
+        for point in self.points:
+            c.check_folder(point.place, point.plan.values)
+        with folder.locked(self.place, wait=True):
+            c.check_folder(self.place, self.values, SWEEP)
+            folder.write_json(self.place / SWEEP, self.values)
+
+    def is_complete(self) -> bool:
+        return all(point.is_complete() for point in self.points)
+
+
+def read_grid(values: Mapping[str, Any], texts: Sequence[str]) -> dict[str, list[Any]]:
+    """The values of each field, from texts `field=value,value,...`.
+
+    Raises:
+        ConfigError: no such field or value, a value twice, or a field that does not vary what is compared.
+    """
+    grid: dict[str, list[Any]] = {}
+    for text in texts:
+        field, equals, listed = text.partition("=")
+        if not equals or field in grid:
+            raise ConfigError("grid", text, "field=value,value,... for each field once")
+        if field in ("compare.seeds", "compare.baseline"):
+            raise ConfigError("grid", text, "a field that may differ between the points of one table")
+        grid[field] = []
+        for item in listed.split(","):
+            changed = copy.deepcopy(dict(values))
+            override(changed, field, item.strip())
+            value = flatten(changed)[field]
+            if value in grid[field]:
+                raise ConfigError("grid", text, f"each value once; {item.strip()} is there twice")
+            grid[field].append(value)
+        for arm, overrides in values["compare"]["arms"].items():
+            if any(part.partition("=")[0] == field for part in str(overrides).split()):
+                raise ConfigError("grid", text, f"a field that no arm sets itself; compare.arms.{arm} = {overrides!r}")
+    if not grid:
+        raise ConfigError("grid", None, "at least one --grid field=value,value,...")
+    return grid
+
+
+def resolved_values(values: Mapping[str, Any], grid: Mapping[str, list[Any]]) -> dict[str, Any]:
+    """The content of sweep.json: the resolved base config and the grid."""
+    plain = json.loads(json.dumps(dict(grid)))  # lists for tuples, as they are read back
+    return c.comparison_values(values, build_comparison(values)) | {"grid": plain}
+
+
+def short_names(fields: Sequence[str]) -> dict[str, str]:
+    """The last part of each dotted field, or all of it where two end alike."""
+    last = [field.rpartition(".")[2] for field in fields]
+    return {field: name if last.count(name) == 1 else field for field, name in zip(fields, last, strict=True)}
+
+
+def show(value: Any) -> str:
+    """A value of the grid as text."""
+    if isinstance(value, (tuple, list)):
+        return ",".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _folder_name(index: int, settings: Mapping[str, Any]) -> str:
+    """The index, which makes it unique, and the values, which make it readable."""
+    names = short_names(list(settings))
+    text = " ".join(f"{names[field]}={show(value)}" for field, value in settings.items())
+    return f"{index:03d}-{re.sub('[^A-Za-z0-9._=+-]+', '-', text)[:100]}"
+
+
+def results(sweep: Sweep) -> dict[str, Any]:
+    """What a finished sweep found: the content of results.json. Losses are held-out, in nats, at the last step."""
+    first = sweep.points[0].plan.comparison
+    points = [_point_result(point) for point in sweep.points]
+    grid = sweep.values["grid"]
+    rates = [field for field in RATES if field in grid]
+    return {
+        "grid": grid,
+        "arms": list(first.arms),
+        "baseline": first.baseline,
+        "seeds": first.seeds,
+        "points": points,
+        "rates": rates,
+        "combinations": _combinations(points, rates, first.baseline) if rates else [],
+    }
+
+
+def _point_result(point: Point) -> dict[str, Any]:
+    """Loss and paired difference of each arm at a point; None for those of an arm that diverged."""
+    comparison, diverged = point.plan.comparison, c.read_diverged(point.place)
+    losses: dict[str, list[float]] = {name: [] for name in comparison.arms if name not in diverged}
+    for name, config in comparison.runs():
+        if name in losses:
+            losses[name].append(open_run(c.run_folder(point.place, name, config)).last()[METRIC])
+    baseline = comparison.baseline
+    return {
+        "index": point.index,
+        "folder": point.place.name,
+        "settings": point.settings,
+        "parameters": {name: arm.trainer.account()["total"] for name, arm in point.plan.arms.items()},
+        "eval_loss": {name: summarize(losses[name]) if name in losses else None for name in comparison.arms},
+        "differences": {
+            name: paired_difference(losses[name], losses[baseline]) if {name, baseline} <= losses.keys() else None
+            for name in comparison.arms
+            if name != baseline
+        },
+        "diverged": diverged,
+    }
+
+
+def _combinations(points: Sequence[Mapping[str, Any]], rates: Sequence[str], baseline: str) -> list[dict[str, Any]]:
+    """For each combination of the fields that are no rates: the arms at their own best rates.
+
+    The rate that an arm is given for a seed is chosen without that seed (see `choose_left_out`), since a choice on the
+    seeds that are then compared would be too good. `rates` is what a person would choose, over all seeds; with one
+    seed there is only that. An arm that diverges at a rate counts as loss infinity there, whatever the seed.
+    """
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for point in points:
+        others = {field: value for field, value in point["settings"].items() if field not in rates}
+        groups.setdefault(repr(others), []).append(point)
+    found = []
+    for group in groups.values():
+        own = {arm: _own_rate(group, rates, arm) for arm in group[0]["eval_loss"]}
+        base = own[baseline]
+        for arm, values in own.items():
+            if values is not None and base is not None and arm != baseline:
+                per_seed = (values["eval_loss"]["per_seed"], base["eval_loss"]["per_seed"])
+                values["difference"] = paired_difference(*per_seed)
+        others = {field: value for field, value in group[0]["settings"].items() if field not in rates}
+        found.append(
+            {
+                "settings": others,
+                "parameters": group[0]["parameters"],
+                "best_for_baseline": base and base["index"],
+                "own": own,
+            }
+        )
+    return found
+
+
+def _own_rate(group: Sequence[Mapping[str, Any]], rates: Sequence[str], arm: str) -> dict[str, Any] | None:
+    """The best rates of one arm, its loss at them, and which of them lie at an edge of the grid."""
+    trained = [point for point in group if point["eval_loss"][arm] is not None]
+    if not trained:
+        return None
+    losses_RxS = np.array([point["eval_loss"][arm]["per_seed"] for point in trained])
+    best = trained[int(np.argmin(losses_RxS.mean(axis=1)))]
+    chosen_S = choose_left_out(losses_RxS)
+    edges = []
+    for field in rates:
+        tried = sorted({point["settings"][field] for point in group})
+        if best["settings"][field] in (tried[0], tried[-1]):
+            edges.append(field)
+    return {
+        "index": best["index"],
+        "rates": {field: best["settings"][field] for field in rates},
+        "at_edge": edges,
+        "eval_loss": summarize(losses_RxS[chosen_S, np.arange(chosen_S.size)].tolist()),
+        "difference": None,
+        "rates_per_seed": [{field: trained[r]["settings"][field] for field in rates} for r in chosen_S],
+    }
