@@ -21,8 +21,12 @@ def _settings(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{names[field]}={show(value)}" for field, value in settings.items())
 
 
-def _loss(values: Mapping[str, Any] | None, sign: str = "") -> str:
-    return "-" if values is None else with_interval(values, sign)
+def _mean(values: Mapping[str, Any] | None) -> str:
+    return "diverged" if values is None else f"{values['mean']:.4f}"
+
+
+def _difference(values: Mapping[str, Any] | None) -> str:
+    return "-" if values is None else with_interval(values, "+")
 
 
 def table_rows(results: Mapping[str, Any]) -> list[list[str]]:
@@ -35,16 +39,12 @@ def table_rows(results: Mapping[str, Any]) -> list[list[str]]:
     best = {combination["best_for_baseline"] for combination in results["combinations"]}
     rows = [[*names.values(), "arm", f"less {baseline}", "held-out loss", f"that of {baseline}", "parameters"]]
     for point in results["points"]:
-        cells = [show(value) for value in point["settings"].values()]
-        if point["index"] in best:
-            place = list(results["grid"]).index(results["rates"][0])
-            cells[place] += " *"
+        star = " *" if point["index"] in best else ""
+        cells = [show(value) + (star if f in results["rates"] else "") for f, value in point["settings"].items()]
         for arm in others:
-            losses = [
-                "diverged" if name in point["diverged"] else _loss(point["eval_loss"][name]) for name in (arm, baseline)
-            ]
+            losses = [_mean(point["eval_loss"][name]) for name in (arm, baseline)]
             parameters = f"{point['parameters'][arm]:,}"
-            rows.append([*cells, arm, _loss(point["differences"][arm], "+"), *losses, parameters])
+            rows.append([*cells, arm, _difference(point["differences"][arm]), *losses, parameters])
     for combination in results["combinations"]:
         for arm in others:
             own, base = combination["own"][arm], combination["own"][baseline]
@@ -55,9 +55,9 @@ def table_rows(results: Mapping[str, Any]) -> list[list[str]]:
                 else "own best" + (" (edge)" if field in edges else "")
                 for field in names
             ]
-            losses = ["diverged" if values is None else _loss(values["eval_loss"]) for values in (own, base)]
+            losses = [_mean(values and values["eval_loss"]) for values in (own, base)]
             parameters = f"{combination['parameters'][arm]:,}"
-            rows.append([*cells, arm, _loss(own and own["difference"], "+"), *losses, parameters])
+            rows.append([*cells, arm, _difference(own and own["difference"]), *losses, parameters])
     return rows
 
 
@@ -192,7 +192,6 @@ def write_sweep_page(place: Path, results: Mapping[str, Any]) -> None:
     """Write sweep.html into the folder of a finished sweep."""
     others = " and ".join(arm for arm in results["arms"] if arm != results["baseline"])
     title = f"{others} against {results['baseline']} over {', '.join(results['grid'])}"
-    notes = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in sentences(results))
-    write_page(
-        place / PAGE, title, [svg(_figure(results)), notes, f"<div class=wide>{html_table(table_rows(results))}</div>"]
-    )
+    notes = "".join(f"<p class=note>{html.escape(sentence)}</p>" for sentence in sentences(results))
+    table = f"<div class=wide>{html_table(table_rows(results))}</div>"
+    write_page(place / PAGE, title, [svg(_figure(results)), table, notes])
