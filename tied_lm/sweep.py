@@ -143,53 +143,53 @@ def results(sweep: Sweep) -> dict[str, Any]:
     """What a finished sweep found: the content of results.json. Losses are held-out, in nats, at the last step."""
     first = sweep.points[0].plan.comparison
     points = [_point_result(point) for point in sweep.points]
-    grid = sweep.values["grid"]
-    rates = [field for field in RATES if field in grid]
-    return {
-        "grid": grid,
-        "arms": list(first.arms),
-        "baseline": first.baseline,
-        "seeds": first.seeds,
-        "points": points,
-        "rates": rates,
-        "combinations": _combinations(points, rates, first.baseline) if rates else [],
-    }
+    about = {"arms": list(first.arms), "baseline": first.baseline, "seeds": first.seeds, "grid": sweep.values["grid"]}
+    return about | {"points": points} | own_best_rates(points, first.baseline)
 
 
 def _point_result(point: Point) -> dict[str, Any]:
-    """Loss and paired difference of each arm at a point; None for those of an arm that diverged."""
     comparison, diverged = point.plan.comparison, c.read_diverged(point.place)
-    losses: dict[str, list[float]] = {name: [] for name in comparison.arms if name not in diverged}
-    for name, config in comparison.runs():
-        if name in losses:
-            losses[name].append(open_run(c.run_folder(point.place, name, config)).last()[METRIC])
-    baseline = comparison.baseline
-    return {
+    losses: dict[str, list[float] | None] = {}
+    for arm in comparison.arms:
+        folders = [c.run_folder(point.place, name, config) for name, config in comparison.runs() if name == arm]
+        losses[arm] = None if arm in diverged else [open_run(place).last()[METRIC] for place in folders]
+    about = {
         "index": point.index,
         "folder": point.place.name,
         "settings": point.settings,
         "parameters": {name: arm.trainer.account()["total"] for name, arm in point.plan.arms.items()},
-        "eval_loss": {name: summarize(losses[name]) if name in losses else None for name in comparison.arms},
-        "differences": {
-            name: paired_difference(losses[name], losses[baseline]) if {name, baseline} <= losses.keys() else None
-            for name in comparison.arms
-            if name != baseline
-        },
         "diverged": diverged,
+    }
+    return about | against_baseline(losses, comparison.baseline)
+
+
+def against_baseline(losses: Mapping[str, list[float] | None], baseline: str) -> dict[str, Any]:
+    """Mean loss of each arm and its paired difference to the baseline; None where an arm has no losses: it diverged."""
+    base = losses[baseline]
+    return {
+        "eval_loss": {arm: None if values is None else summarize(values) for arm, values in losses.items()},
+        "differences": {
+            arm: None if values is None or base is None else paired_difference(values, base)
+            for arm, values in losses.items()
+            if arm != baseline
+        },
     }
 
 
-def _combinations(points: Sequence[Mapping[str, Any]], rates: Sequence[str], baseline: str) -> list[dict[str, Any]]:
-    """For each combination of the fields that are no rates: the arms at their own best rates.
+def own_best_rates(points: Sequence[Mapping[str, Any]], baseline: str) -> dict[str, Any]:
+    """Which fields of the grid are rates, and for each combination of the others the arms at their own best rates.
 
     The rate that an arm is given for a seed is chosen without that seed (see `choose_left_out`), since a choice on the
     seeds that are then compared would be too good. `rates` is what a person would choose, over all seeds; with one
     seed there is only that. An arm that diverges at a rate counts as loss infinity there, whatever the seed.
+
+    Args:
+        points: each with its `index`, `settings`, `parameters` and `eval_loss`.
     """
+    rates = [field for field in RATES if field in points[0]["settings"]]
     groups: dict[str, list[Mapping[str, Any]]] = {}
-    for point in points:
-        others = {field: value for field, value in point["settings"].items() if field not in rates}
-        groups.setdefault(repr(others), []).append(point)
+    for point in points if rates else ():
+        groups.setdefault(repr(_without(point["settings"], rates)), []).append(point)
     found = []
     for group in groups.values():
         own = {arm: _own_rate(group, rates, arm) for arm in group[0]["eval_loss"]}
@@ -198,16 +198,19 @@ def _combinations(points: Sequence[Mapping[str, Any]], rates: Sequence[str], bas
             if values is not None and base is not None and arm != baseline:
                 per_seed = (values["eval_loss"]["per_seed"], base["eval_loss"]["per_seed"])
                 values["difference"] = paired_difference(*per_seed)
-        others = {field: value for field, value in group[0]["settings"].items() if field not in rates}
         found.append(
             {
-                "settings": others,
+                "settings": _without(group[0]["settings"], rates),
                 "parameters": group[0]["parameters"],
                 "best_for_baseline": base and base["index"],
                 "own": own,
             }
         )
-    return found
+    return {"rates": rates, "combinations": found}
+
+
+def _without(settings: Mapping[str, Any], fields: Sequence[str]) -> dict[str, Any]:
+    return {field: value for field, value in settings.items() if field not in fields}
 
 
 def _own_rate(group: Sequence[Mapping[str, Any]], rates: Sequence[str], arm: str) -> dict[str, Any] | None:

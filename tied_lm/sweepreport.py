@@ -14,6 +14,7 @@ from tied_lm.verdict import with_interval
 
 PAGE = "sweep.html"
 MARKERS = "os^Dv"
+OWN = "own best"
 
 
 def _settings(settings: Mapping[str, Any]) -> str:
@@ -52,7 +53,7 @@ def table_rows(results: Mapping[str, Any]) -> list[list[str]]:
             cells = [
                 show(combination["settings"][field])
                 if field in combination["settings"]
-                else "own best" + (" (edge)" if field in edges else "")
+                else OWN + (" (edge)" if field in edges else "")
                 for field in names
             ]
             losses = [_mean(values and values["eval_loss"]) for values in (own, base)]
@@ -103,7 +104,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-Line = list[tuple[Any, Mapping[str, Any]]]  # the value of the field on the x axis, and the difference there
+Line = list[tuple[str, Mapping[str, Any]]]  # the value of the field on the x axis, and the difference there
 
 
 def _lines(entries: list[tuple[str, Mapping[str, Any], Mapping[str, Any] | None]], field: str) -> dict[str, Line]:
@@ -112,7 +113,7 @@ def _lines(entries: list[tuple[str, Mapping[str, Any], Mapping[str, Any] | None]
     for arm, settings, difference in entries:
         if difference is not None:
             rest = _settings({f: value for f, value in settings.items() if f != field})
-            lines.setdefault(f"{arm}, {rest}" if rest else arm, []).append((settings.get(field), difference))
+            lines.setdefault(f"{arm}, {rest}" if rest else arm, []).append((show(settings.get(field, OWN)), difference))
     return lines
 
 
@@ -153,13 +154,14 @@ def _figure(results: Mapping[str, Any]) -> Figure:
     styles = itertools.cycle([(color, marker) for marker in MARKERS for color in COLORS[:-1]])
     style_of = dict(zip(shared, styles, strict=False))
     low, high = min(at.values()), max(at.values())
+    span = high - low or 1.0
     step = 0.03 / max(len(shared), 4)  # of the axis, from line to line, so that no interval hides another
 
-    def draw(line: Line, number: float, **style: Any) -> None:
-        line = sorted(line, key=lambda pair: at[show(pair[0])])
+    def draw(line: Line, number: int, **style: Any) -> None:
+        line = sorted(line, key=lambda pair: at[pair[0]])
         shift = step * (number - (len(shared) - 1) / 2)
-        places = [at[show(value)] for value, _ in line]
-        x = [place * (high / low) ** shift if logarithmic else place + shift * (high - low) for place in places]
+        places = [at[value] for value, _ in line]
+        x = [place * (high / low) ** shift if logarithmic else place + shift * span for place in places]
         differences = [difference for _, difference in line]
         ax.errorbar(x, [d["mean"] for d in differences], _errors(differences), capsize=3, **style)
 
@@ -168,22 +170,21 @@ def _figure(results: Mapping[str, Any]) -> Figure:
         color, marker = style_of[name]
         faint = 0.5 if own and not over_rates else 1.0  # where the lines at the arms' own rates matter more
         draw(line, number, fmt=f"{marker}-", color=color, label=name, lw=1.3, ms=5, alpha=faint)
+    if own and over_rates:
+        at[OWN] = high * (high / low) ** 0.12 if logarithmic else high + 0.12 * span
     for number, (name, line) in enumerate(own.items()):
-        label = f"{name}, each at its own best rate"
-        if over_rates:  # the line has one value for all rates
-            ((_, difference),) = line
+        if over_rates:
             color = style_of[name][0] if name in style_of else COLORS[-1]
-            ax.axhline(difference["mean"], color=color, ls="--", lw=1.3, label=label)
-            if difference["ci95"] is not None:
-                ax.axhspan(*difference["ci95"], color=color, alpha=0.12, lw=0)
+            draw(line, number, fmt="s", color=color, ms=6)
         else:
+            label = f"{name}, each at its own best rate"
             draw(line, len(shared) + number, fmt="s--", color=COLORS[-1], label=label, lw=2, ms=6)
     ax.set(xlabel=field, ylabel=f"held-out loss: difference to {results['baseline']}, nats a token")
     if logarithmic:
         ax.set_xscale("log")
     ax.set_xticks(list(at.values()), list(at))
     ax.minorticks_off()
-    if len(shared) + len(own) > 1:
+    if len(shared) > 1:
         figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     return figure
 

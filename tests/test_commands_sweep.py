@@ -1,0 +1,121 @@
+"""The sweep, as a person calls it."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from experiments import sweep
+from tests.test_commands import ROOT, SMALL, call, contents, summary_of
+from tied_lm.config import ConfigError
+from tied_lm.folder import locked
+from tied_lm.loop import Interrupted
+
+SHORT = [*SMALL, "--config.train.steps=8", "--config.compare.seeds=1"]
+
+
+@pytest.fixture
+def here(monkeypatch, capsys):
+    """Call the script in this process, which saves the time of imports."""
+    monkeypatch.chdir(ROOT)
+
+    def call_main(*arguments, stop=False):
+        event = threading.Event()
+        if stop:
+            event.set()
+        sweep.main(list(arguments), event)
+        return capsys.readouterr()
+
+    return call_main
+
+
+def test_a_grid_point_by_point_and_by_workers(tmp_path, here):
+    place = tmp_path / "sweep"
+    arguments = [f"--workdir={place}", *SHORT, "--grid=data.reversibility=0,1", "--grid", "seed=3,4"]
+    with pytest.raises(ConfigError, match=r"index = 4 .*; allowed: 0 to 3, since the grid has 4 points"):
+        here(*arguments, "--index=4")
+    assert not place.exists()
+
+    out, err = here(*arguments, "--index=3")
+    assert not out
+    assert "1 of 4 points are complete" in err
+    assert not (place / "sweep.html").exists()
+    third = place / "003-reversibility=1-seed=4"
+    assert [p.name for p in place.iterdir() if p.is_dir()] == [third.name]
+    before = contents(third)
+
+    with pytest.raises(Interrupted, match="stopped after 0 updates"):
+        here(*arguments, stop=True)
+    done = call("sweep", *arguments, "--workers=2")
+    assert done.returncode == 0, done.stderr
+    assert "3 of 4 points to do" in done.stderr
+    assert "3 of 3 points, about 0:00 left" in done.stderr
+    assert contents(third) == before
+
+    results = json.loads((place / "results.json").read_text())
+    assert [point["settings"] for point in results["points"]] == [
+        {"data.reversibility": r, "seed": s} for r in (0.0, 1.0) for s in (3, 4)
+    ]
+    for point in results["points"]:
+        summary = summary_of(place / point["folder"])
+        assert point["differences"]["tied"] == summary["difference"]
+        assert point["eval_loss"] == {arm: values["eval_loss"] for arm, values in summary["arms"].items()}
+        assert summary["seeds"] == [point["settings"]["seed"]]
+        assert f"{point['differences']['tied']['mean']:+.4f}" in done.stdout
+    assert (place / "sweep.html").read_text().count("<svg") == 1
+
+    finished = contents(place)
+    out, err = here(*arguments)
+    assert out == done.stdout
+    assert "0 of 4 points to do" in err
+    assert contents(place) == finished
+    with pytest.raises(ConfigError, match=r"grid\.seed: \[3, 4\] -> \[3, 5\]"):
+        here(*arguments[:-1], "seed=3,5")
+
+
+def test_a_point_that_fails_or_diverges_does_not_end_the_sweep(tmp_path, here, capsys):
+    place = tmp_path / "sweep"
+    grid = ["--config.optimizer.name=sgd", "--grid=optimizer.learning_rate=0.1,1e20"]
+    arguments = [f"--workdir={place}", *SHORT, *grid]
+    with pytest.raises(Interrupted):
+        here(*arguments, stop=True)
+    with locked(place / "000-learning_rate=0.1"), pytest.raises(SystemExit) as exit_:
+        here(*arguments)
+    # A message as the code is printed, and the exit status is 1.
+    assert exit_.value.code == "error: 1 of 2 points failed: 000-learning_rate=0.1"
+    err = capsys.readouterr().err
+    assert "000-learning_rate=0.1 failed: workdir" in err
+    assert "001-learning_rate=1e+20: tied diverged (" in err
+    assert set(json.loads((place / "001-learning_rate=1e+20" / "diverged.json").read_text())) == {"tied", "untied"}
+
+    out, err = here(*arguments)
+    assert "1 of 2 points to do" in err
+    assert "Diverged in some seed, and count as an infinite loss" in out
+    (combination,) = json.loads((place / "results.json").read_text())["combinations"]
+    assert [own["rates"] for own in combination["own"].values()] == [{"optimizer.learning_rate": 0.1}] * 2
+    assert "own best" in out
+
+
+def test_an_interrupt_reaches_the_workers_and_loses_nothing(tmp_path):
+    place = tmp_path / "sweep"
+    arguments = [*SHORT, "--config.train.steps=100000", "--config.checkpoint.every=50", "--grid=seed=3,4"]
+    command = [sys.executable, "-m", "experiments.sweep", f"--workdir={place}", "--workers=2", *arguments]
+    saved = [place / f"00{i}-seed={seed}/tied/seed{seed}/checkpoints" for i, seed in enumerate((3, 4))]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    while not all((path / "50").exists() for path in saved):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGINT
+    assert "stopped after 0 of 2 points; what the others did is saved; the same command continues" in err
+    assert "failed" not in err
+    for path in saved:
+        last = max(int(p.name) for p in path.iterdir())
+        assert last > 50  # the step at which it was stopped, or the last of the grid
+        with locked(path.parents[2]):  # no worker is left
+            pass
