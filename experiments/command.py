@@ -24,7 +24,9 @@ class Command:
     flags: argparse.Namespace  # those of the one script
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """Tells of a mistake in one line."""
+
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message}\n")
 
@@ -51,7 +53,7 @@ def parse(
     Args:
         add_flags: adds the flags that this script has besides those of all.
     """
-    parser = _Parser(
+    parser = Parser(
         description=description,
         epilog="Any field of the config can be set: --config.optimizer.learning_rate=0.003. The fields, with their "
         "units, are in configs/toy.py.",

@@ -1,5 +1,6 @@
 """Saving and restoring the state."""
 
+import dataclasses
 import json
 import logging
 import shutil
@@ -13,6 +14,7 @@ import pytest
 
 from tests import tiny
 from tied_lm.checkpoint import Checkpoints, Damaged
+from tied_lm.config import ConfigError
 from tied_lm.train import TrainState, Window
 
 CONFIG = {"train": {"steps": 9}}
@@ -21,7 +23,7 @@ CONFIG = {"train": {"steps": 9}}
 def make_state(step, vocab_size=50, dtype=jnp.float32):
     params = {"embedding": jax.random.normal(jax.random.key(step), (vocab_size, 4), dtype)}
     window = Window(jnp.float32(step / 3), jnp.int32(1), jnp.int32(step))
-    return TrainState(jnp.int32(step), params, optax.adam(0.1).init(params), window)
+    return TrainState(jnp.int32(step), params, optax.adam(0.1).init(params), window, jnp.uint32(step), {})
 
 
 @pytest.fixture
@@ -212,7 +214,7 @@ def test_another_structure_is_refused(folder, opened):
     save(folder, [1.0])
     like = make_state(0)
     more = {**like.params, "output": like.params["embedding"]}
-    refused(opened(), TrainState(like.step, more, like.opt_state, like.window), str(folder / "1"))
+    refused(opened(), dataclasses.replace(like, params=more), str(folder / "1"))
 
 
 def test_what_a_killed_save_leaves_is_no_checkpoint(folder, opened):
@@ -236,3 +238,44 @@ def test_an_error_of_a_save_comes_out(folder, monkeypatch):
         with pytest.raises(OSError, match="no space left"):
             checkpoints.close()
     checkpoints.close()
+
+
+def test_a_checkpoint_is_found_by_step_last_and_best(folder):
+    save(folder, [3.0, 1.0, 2.0, None])
+    checkpoints = Checkpoints(folder, 2, read_only=True)
+    assert [checkpoints.find(which) for which in ("2", "3", "last", "best")] == [2, 3, 4, 2]
+    with pytest.raises(ConfigError, match=r"^step = '1' is not possible; allowed: 2 \| 3 \| 4 \| last \| best$"):
+        checkpoints.find("1")
+    tiny.assert_same_bits(checkpoints.restore(make_state(0), step=3), make_state(3))
+    checkpoints.close()
+
+
+def test_an_older_checkpoint_that_is_damaged_is_named(folder):
+    save(folder, [3.0, 1.0, 2.0])
+    for path in (folder / "2" / "state").rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+    checkpoints = Checkpoints(folder, 2, read_only=True)
+    with pytest.raises(Damaged, match=f"the checkpoint {folder / '2'} is damaged"):
+        checkpoints.restore(make_state(0), step=2)
+    tiny.assert_same_bits(checkpoints.restore(make_state(0), step=3), make_state(3))
+    checkpoints.close()
+
+
+def test_to_read_changes_nothing(folder, caplog):
+    save(folder, [3.0, 1.0])
+    (folder / "3.orbax-checkpoint-tmp").mkdir()  # another process may be saving there
+    before = sorted(folder.rglob("*"))
+    checkpoints = Checkpoints(folder, 1, read_only=True)
+    checkpoints.restore(make_state(0), step=checkpoints.find("last"))
+    checkpoints.close()
+    assert sorted(folder.rglob("*")) == before
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_folder_without_checkpoints_has_none_to_find(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "none", 1, read_only=True)
+    with pytest.raises(ConfigError, match="a run with checkpoints; there is none in"):
+        checkpoints.find("best")
+    checkpoints.close()
+    assert not (tmp_path / "none").exists()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tied_lm.statistics import choose_left_out, interval, paired_difference, summarize
+from tied_lm.statistics import choose_left_out, interval, paired_difference, ratio, summarize
 
 
 def test_interval_of_three_values():
@@ -62,3 +62,26 @@ def test_a_setting_that_diverged_is_not_chosen():
 
 def test_one_seed_chooses_on_itself_and_the_first_of_equals():
     assert choose_left_out(np.array([[2.0], [1.0], [1.0]])).tolist() == [1]
+
+
+def test_the_ratio_of_equal_samples_is_their_mean():
+    sums = np.array([2.0, 4.0, 9.0])
+    found = ratio(sums, np.array([2, 2, 2]))
+    assert found["mean"] == pytest.approx(2.5)
+    assert found["ci95"] == pytest.approx(interval((sums / 2).tolist()))
+
+
+def test_the_interval_of_a_ratio_covers_the_truth():
+    # Items of one sample are alike, samples differ in size; an interval over items would be far too narrow.
+    rng = np.random.default_rng(0)
+    covered = 0
+    for _ in range(500):
+        counts = rng.integers(0, 20, 40)
+        found = ratio(counts * rng.normal(1.0, 1.0, 40), counts)
+        low, high = found["ci95"]
+        covered += low <= 1.0 <= high
+    assert 0.92 < covered / 500 < 0.98
+
+
+def test_one_sample_has_no_interval():
+    assert ratio(np.array([3.0]), np.array([2])) == {"mean": 1.5, "ci95": None}

@@ -16,6 +16,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
+from tied_lm.config import ConfigError, choose
 from tied_lm.train import TrainState
 
 METRIC = "loss/eval"
@@ -51,16 +52,23 @@ def _unheard() -> Iterator[None]:
 
 
 def _needs_attention(record: logging.LogRecord) -> bool:
-    """Orbax tells of each save at length, and warns of each without a metric: not for the user, unlike what is left."""
+    """Orbax tells of each save at length, and warns of what is meant so: not for the user, unlike what is left."""
     if "/orbax/" not in record.pathname:
         return True
-    return record.levelno >= logging.WARNING and "did not provide metrics" not in record.getMessage()
+    message = record.getMessage()
+    meant = "did not provide metrics" in message or "is read only" in message
+    return record.levelno >= logging.WARNING and not meant
 
 
 class Checkpoints:
     """The checkpoints of one run: the newest `keep`, and the one with the lowest held-out loss."""
 
-    def __init__(self, folder: Path, keep: int):
+    def __init__(self, folder: Path, keep: int, read_only: bool = False):
+        """
+        Args:
+            keep: how many of the newest are kept, besides the best.
+            read_only: nothing is written or tidied up there, so that a run that is still training is not disturbed.
+        """
         logging.getLogger("absl").addFilter(_needs_attention)
         self.folder = folder.absolute()
         best = policies.BestN(
@@ -70,7 +78,10 @@ class Checkpoints:
             preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), best]),
             best_fn=lambda metrics: metrics[METRIC],
             best_mode="min",
-            cleanup_tmp_directories=True,
+            cleanup_tmp_directories=not read_only,
+            create=not read_only,
+            read_only=read_only,
+            save_interval_steps=0 if read_only else 1,
         )
         try:
             self.manager = ocp.CheckpointManager(self.folder, options=options)
@@ -99,16 +110,33 @@ class Checkpoints:
         if not saved:
             raise RuntimeError(f"the checkpoint of step {int(host.step)} was not saved in {self.folder}")
 
-    def restore(self, *phases: TrainState) -> TrainState | None:
-        """The newest state, or None where there is none.
+    def find(self, which: str) -> int:
+        """The step of a checkpoint that is named by its number, as `last`, or as `best` (of the lowest held-out loss).
+
+        Raises:
+            ConfigError: there is none of that name.
+        """
+        steps = sorted(self.manager.all_steps())
+        named = {str(step): step for step in steps}
+        if steps:
+            named["last"] = steps[-1]
+        best = self.manager.best_step()
+        if best is not None:
+            named["best"] = best
+        if not named:
+            raise ConfigError("step", which, f"a run with checkpoints; there is none in {self.folder}")
+        return choose(named, "step", which)
+
+    def restore(self, *phases: TrainState, step: int | None = None) -> TrainState | None:
+        """The state of a step, by default of the newest; None where there is none.
 
         Args:
             phases: a state of the structure that it has in each phase of the model.
 
         Raises:
-            Damaged: the newest checkpoint is incomplete, has other shapes or types, or its values have changed.
+            Damaged: the checkpoint is incomplete, has other shapes or types, or its values have changed.
         """
-        step = self.manager.latest_step()
+        step = self.manager.latest_step() if step is None else step
         if step is None:
             return None
         place = self.folder / str(step)

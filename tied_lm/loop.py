@@ -133,8 +133,7 @@ class _Loop:
         fresh = [phase.init(np.uint32(config.seed)) for phase in self.phases]
         self.state = checkpoints.restore(*fresh) or fresh[0]
         self.step = int(self.state.step)
-        while self.trainer.transition and self.step >= self.trainer.transition.step:
-            self.trainer = self.phases[self.phases.index(self.trainer) + 1]
+        self.trainer = trainer.at(self.step)
         self.saved_step = self.step  # step 0 needs no saving: it depends on the seed alone
         self.journal = Journal(
             place,

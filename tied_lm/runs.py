@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import xarray as xr
 
@@ -32,6 +33,12 @@ class Run:
             raise FileNotFoundError(f"{self.folder} has no {CONFIG}: its model and training are not this project's")
         values = json.loads(path.read_text())
         return build_run({name: value for name, value in values.items() if name not in CONTENT})
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """What the config does not say of the text: its sizes and hashes."""
+        values = json.loads((self.folder / CONFIG).read_text())
+        return {name: values[name] for name in CONTENT if name in values}
 
     def last(self) -> dict[str, float]:
         """Values by tag at the newest step."""

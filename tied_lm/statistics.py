@@ -18,6 +18,24 @@ def interval(values: Sequence[float]) -> list[float] | None:
     return [mean - float(half), mean + float(half)]
 
 
+def ratio(sums: Float[np.ndarray, "S"], counts: Int[np.ndarray, "S"]) -> dict[str, Any]:
+    """The mean over all items of independent samples that hold several each, and its 95% t interval.
+
+    The interval sees how the samples differ, whatever the correlation of the items within one. It is that of the
+    linearised ratio (Cochran 1977, Sampling Techniques, 3rd ed., eq. 6.13), of `interval` where all counts are equal.
+
+    Args:
+        sums: of the items of each sample.
+        counts: of the items of each sample; samples without an item of the kind are samples, too.
+    """
+    mean = float(np.sum(sums, dtype=np.float64) / np.sum(counts))
+    if sums.size < 2:
+        return {"mean": mean, "ci95": None}
+    residuals = (np.asarray(sums, np.float64) - mean * counts) / np.mean(counts)
+    half = float(stats.t.ppf(0.975, sums.size - 1) * np.std(residuals, ddof=1) / math.sqrt(sums.size))
+    return {"mean": mean, "ci95": [mean - half, mean + half]}
+
+
 def summarize(values: Sequence[float]) -> dict[str, Any]:
     """Mean, interval and the values themselves, one for each seed."""
     return {"mean": float(np.mean(values)), "ci95": interval(values), "per_seed": [float(v) for v in values]}

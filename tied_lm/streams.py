@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import math
+from collections.abc import Iterable
 from typing import Any, ClassVar, NamedTuple
 
 import flax.struct
@@ -129,6 +130,17 @@ class ToyStream:
         totals = np.bincount(ids % k, weights)
         return weights / totals[ids % k] / k
 
+    def encode(self, text: str) -> list[int]:
+        """The ids that a text writes as decimal numbers, with spaces between them."""
+        words = text.split()
+        if not all(word.isascii() and word.isdecimal() and int(word) < self.vocab_size for word in words):
+            raise ConfigError("text", text, f"ids from 0 to {self.vocab_size - 1}, with spaces between them")
+        return [int(word) for word in words]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Ids as decimal numbers, with spaces between them."""
+        return " ".join(str(int(i)) for i in ids)
+
     @property
     def token_strings(self) -> list[str]:
         return [str(i) for i in range(self.vocab_size)]
@@ -212,6 +224,14 @@ class TextStream:
         """Share of each byte in the training text."""
         counts = np.bincount(np.asarray(self.train_bytes), minlength=self.vocab_size)
         return counts / counts.sum()
+
+    def encode(self, text: str) -> list[int]:
+        """The bytes of a text."""
+        return list(text.encode())
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of bytes; what is no UTF-8 becomes a replacement character."""
+        return bytes(ids).decode(errors="replace")
 
     @property
     def token_strings(self) -> list[str]:

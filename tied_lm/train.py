@@ -56,11 +56,11 @@ class TrainState:
 
 
 class Evaluation(NamedTuple):
-    """Sums for each held-out batch (M), by band of the target (G)."""
+    """Sums for each held-out sequence (S = M batches of B), by band of the target (G)."""
 
-    nll: Float[Array, "M G"]
-    tokens: Int[Array, "M G"]
-    excess: Float[Array, "M"] | None  # log p_true - log p_model
+    nll: Float[Array, "S G"]
+    tokens: Int[Array, "S G"]
+    excess: Float[Array, "S"] | None  # log p_true - log p_model
 
 
 def build_model(config: Config, frequency_bands: Sequence[int] = ()) -> VocabularyModel:
@@ -102,6 +102,11 @@ class Trainer:
     def phases(self) -> "list[Trainer]":
         """This trainer and those of the phases to come."""
         return [self, *(self.next.phases if self.next else ())]
+
+    def at(self, step: int) -> "Trainer":
+        """The trainer of the phase in which the model is after so many updates."""
+        change = self.transition
+        return self.next.at(step) if change and self.next and step >= change.step else self
 
     @property
     def untied_from(self) -> int | None:
@@ -246,16 +251,18 @@ class Trainer:
                 soft_cap=self.model.logit_cap,
                 compute_dtype=self.model.compute_dtype,
             )
-            band_N = self.bands[targets_N]
-            zeros = jnp.zeros(self.band_count)
+            row_N = jnp.repeat(jnp.arange(batch.mask.shape[0]), batch.mask.shape[1])
+            at = (row_N, self.bands[targets_N])
+            zeros = jnp.zeros((batch.mask.shape[0], self.band_count))
             true_logp = stream.log_likelihood(batch.inputs, batch.targets)
             return changed.get("carry", {}), Evaluation(
-                zeros.at[band_N].add(nll_N * mask_N),
-                zeros.astype(jnp.int32).at[band_N].add(mask_N.astype(jnp.int32)),
-                None if true_logp is None else jnp.sum((true_logp.reshape(-1) + nll_N) * mask_N),
+                zeros.at[at].add(nll_N * mask_N),
+                zeros.astype(jnp.int32).at[at].add(mask_N.astype(jnp.int32)),
+                None if true_logp is None else zeros[:, 0].at[row_N].add((true_logp.reshape(-1) + nll_N) * mask_N),
             )
 
-        return jax.lax.scan(one, self._fresh_carry(), jnp.arange(self._batches(tokens)))[1]
+        sums = jax.lax.scan(one, self._fresh_carry(), jnp.arange(self._batches(tokens)))[1]
+        return jax.tree.map(lambda of_batches: of_batches.reshape(-1, *of_batches.shape[2:]), sums)
 
     @functools.partial(jax.jit, static_argnames=("self", "tokens"))
     def probe(self, params: PyTree, stream: Stream, tokens: int) -> Probe:

@@ -1,0 +1,134 @@
+"""Evaluate a run from one of its checkpoints, and let it write."""
+
+import argparse
+import json
+import sys
+import textwrap
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.command import Parser, cache_compiled_programs, run
+from tied_lm.config import ConfigError
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = Parser(description="Evaluate a run from one of its checkpoints, and sample from it.", allow_abbrev=False)
+    parser.add_argument("run", type=Path, metavar="RUN_DIR", help="folder of a run: DIR/<arm>/seed<k> of a comparison")
+    parser.add_argument("--step", default="last", metavar="N|best|last", help="the checkpoint; default: %(default)s")
+    parser.add_argument("--tokens", type=int, metavar="N", help="held-out tokens; default: data.eval_tokens of the run")
+    parser.add_argument("--samples", type=int, default=3, metavar="K", help="texts to write; default: %(default)s")
+    parser.add_argument("--length", type=int, default=100, metavar="L", help="tokens of each; default: %(default)s")
+    parser.add_argument(
+        "--prompt", metavar="TEXT", help="what each begins with; default: a token drawn by its frequency"
+    )
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--temperature", type=float, default=1.0, metavar="T", help="default: %(default)s")
+    choice.add_argument("--greedy", action="store_true", help="take the likeliest token every time")
+    parser.add_argument("--top_k", type=int, metavar="K", help="sample among the K likeliest tokens only")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the samples; default: %(default)s")
+    flags = parser.parse_args(arguments)
+    for name, low in {"tokens": 1, "samples": 0, "length": 1, "top_k": 1, "seed": 0}.items():
+        value = getattr(flags, name)
+        if value is not None and value < low:
+            raise ConfigError(name, value, f"at least {low}")
+    if flags.seed >= 2**32:
+        raise ConfigError("seed", flags.seed, "0 to 2**32 - 1")
+    if not 0 <= flags.temperature < float("inf"):
+        raise ConfigError("temperature", flags.temperature, "0 or more")
+    return flags
+
+
+def _check_folder(place: Path) -> None:
+    """Refuse what is not the folder of a run."""
+    allowed = "the folder of a run: DIR/<arm>/seed<k> of a comparison, or that of a single run"
+    try:
+        values = json.loads((place / "config.json").read_text())
+    except (OSError, ValueError):
+        raise ConfigError("run", str(place), allowed) from None
+    if "compare" in values:
+        raise ConfigError(
+            "run", str(place), f"{allowed}; this is a comparison with {', '.join(values['compare']['arms'])}"
+        )
+
+
+def main(arguments: list[str], stop: threading.Event) -> None:
+    flags = _parse(arguments)
+    _check_folder(flags.run)
+
+    import jax.numpy as jnp
+    import numpy as np
+
+    from tied_lm import open_run, sampling
+    from tied_lm.checkpoint import Checkpoints
+    from tied_lm.comparison import Arm
+    from tied_lm.config import differing_fields
+    from tied_lm.evaluation import evaluate
+    from tied_lm.streams import named_key
+    from tied_lm.train import build_stream
+
+    cache_compiled_programs()
+    opened = open_run(flags.run)
+    config, stream = opened.config, build_stream(opened.config)
+    changed = differing_fields(opened.content, stream.content)
+    if changed:
+        raise ConfigError(
+            "data.paths", config.data.paths, f"the text that the run was trained on; {'; '.join(changed)}"
+        )
+    if flags.top_k is not None and flags.top_k > config.data.vocab_size:
+        raise ConfigError("top_k", flags.top_k, f"at most data.vocab_size = {config.data.vocab_size}")
+    prompt = None if flags.prompt is None else stream.encode(flags.prompt)
+    if prompt == []:
+        raise ConfigError("prompt", flags.prompt, "a text of at least one token")
+    trainer = Arm.of(config, stream).trainer
+    checkpoints = Checkpoints(flags.run / "checkpoints", config.checkpoint.keep, read_only=True)
+    step = checkpoints.find(flags.step)
+    state = checkpoints.restore(*(phase.init(np.uint32(config.seed)) for phase in trainer.phases), step=step)
+    trainer = trainer.at(step)
+    assert state is not None  # there is one of this step
+
+    wanted = flags.tokens or config.data.eval_tokens
+    tokens = int(min(wanted, stream.heldout_tokens))
+    if flags.tokens is not None and tokens < wanted:
+        print(f"--tokens={wanted:,}: the held-out text has no more than {tokens:,}; all are used", file=sys.stderr)
+    print(f"{flags.run} after {step:,} updates: {config.model.tying}, body {config.model.body}")
+    print(_told(evaluate(trainer, state.params, stream, tokens)))
+
+    temperature = 0.0 if flags.greedy else flags.temperature
+    count = flags.samples if temperature or prompt is None else min(flags.samples, 1)  # the others would be the same
+    if not count:
+        return
+    key = named_key(flags.seed, "samples")
+    if prompt is None:
+        prompts = sampling.first_tokens(stream.frequencies, count, named_key(flags.seed, "prompts"))
+    else:
+        prompts = jnp.tile(jnp.asarray(prompt, jnp.int32), (count, 1))
+    texts = sampling.sample(trainer.model, state.params, prompts, flags.length, key, temperature, flags.top_k)
+    how = f"temperature {temperature:g}, seed {flags.seed}" if temperature else "the likeliest token every time"
+    among = f", among the {flags.top_k} likeliest tokens" if flags.top_k and temperature else ""
+    for number, ids in enumerate(np.asarray(texts)):
+        print(f"\nSample {number + 1} of {count} ({how}{among}):")
+        print(textwrap.indent(sampling.printable(stream.decode(ids.tolist())), "  "))
+
+
+def _told(found: Mapping[str, Any]) -> str:
+    """The evaluation as text."""
+    from tied_lm.verdict import table, with_interval
+
+    rows = [["loss, nats a token", with_interval(found["loss"])]]
+    if found["excess"] is not None:
+        rows.append(["above the best possible loss", with_interval(found["excess"])])
+    rows.append(["perplexity, exp(loss)", with_interval(found["perplexity"], digits=2)])
+    if found["bits_per_byte"] is not None:
+        rows.append(["bits per byte", f"{found['bits_per_byte']:.4f}"])
+    rows += [[f"loss in band {name}", with_interval(values)] for name, values in found["bands"].items()]
+    return (
+        f"Held out, {found['tokens']:,} tokens in {found['sequences']:,} sequences. In brackets the 95% t interval\n"
+        f"over sequences, not over tokens, since the tokens of one sequence are correlated.\n{table(rows)}\n"
+        "Band 0 holds the most frequent tokens."
+    )
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,119 @@
+"""The evaluation of a run, as a person calls it."""
+
+import shutil
+import threading
+
+import pytest
+
+from experiments import evaluate
+from tests import tiny
+from tests.test_commands import contents
+from tied_lm import open_run
+from tied_lm.checkpoint import Damaged
+from tied_lm.config import ConfigError
+from tied_lm.folder import write_json
+
+CONFIG = tiny.make_config()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """The folder of a finished run."""
+    place = tmp_path_factory.mktemp("evaluate") / "run"
+    tiny.train(place, CONFIG)
+    return place
+
+
+@pytest.fixture
+def here(capsys):
+    def call(*arguments):
+        evaluate.main(list(map(str, arguments)), threading.Event())
+        return capsys.readouterr()
+
+    return call
+
+
+def test_the_last_state_is_evaluated_and_writes(place, here):
+    before = contents(place)
+    out, err = here(place, "--samples=2", "--length=7", "--top_k=5", "--temperature=0.7", "--seed=3")
+    assert contents(place) == before
+    assert not err
+    last = open_run(place).last()
+    assert f"{place} after 39 updates: tied, body none" in out
+    assert "23 tokens in 5 sequences" in out
+    rows = {"loss, nats a token": "loss/eval", "above the best possible loss": "loss/excess"}
+    rows |= {f"loss in band {band}": f"band/{band}/loss" for band in "01234"}
+    for words, tag in rows.items():
+        assert f"{words} {last[tag]:.4f} [" in " ".join(out.split())
+    _, *samples = out.split("\nSample ")
+    assert [text.splitlines()[0] for text in samples] == [
+        f"{k} of 2 (temperature 0.7, seed 3, among the 5 likeliest tokens):" for k in (1, 2)
+    ]
+    for text in samples:
+        ids = text.splitlines()[1].split()
+        assert len(ids) == 8
+        assert all(0 <= int(i) < 20 for i in ids)
+
+
+def test_another_step_a_prompt_and_no_chance(place, here):
+    step = max(int(p.name) for p in (place / "checkpoints").iterdir() if p.name != "39")
+    out, _ = here(place, f"--step={step}", "--tokens=10", "--prompt=3 1 4", "--greedy", "--length=3")
+    assert f"after {step} updates" in out
+    assert "10 tokens in 2 sequences" in out
+    assert "Sample 1 of 1 (the likeliest token every time):\n  3 1 4 " in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--step=5"], "step = '5' is not possible; allowed: "),
+        (["--tokens=0"], "tokens = 0 is not possible; allowed: at least 1"),
+        (["--temperature=-1"], "temperature = -1.0"),
+        (["--temperature=nan"], "temperature = nan"),
+        (["--top_k=21"], "top_k = 21 is not possible; allowed: at most data.vocab_size = 20"),
+        (["--prompt=20"], "ids from 0 to 19"),
+        (["--prompt="], "a text of at least one token"),
+        (["--seed=4294967296"], "seed = 4294967296"),
+    ],
+)
+def test_a_mistake_is_one_line(place, here, arguments, words):
+    before = contents(place)
+    with pytest.raises(ConfigError) as error:
+        here(place, *arguments)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+    assert contents(place) == before
+
+
+def test_what_is_no_run_is_refused(place, here, tmp_path):
+    write_json(tmp_path / "config.json", {"compare": {"arms": {"tied": "", "untied": ""}}})
+    for folder, words in [(tmp_path / "absent", "the folder of a run"), (tmp_path, "a comparison with tied, untied")]:
+        with pytest.raises(ConfigError, match=words):
+            here(folder)
+
+
+def test_text_that_changed_is_refused_and_scarce_text_is_told(tmp_path, here):
+    config = tiny.write_letters(tmp_path, "train.steps=6")
+    place = tmp_path / "run"
+    tiny.train(place, config)
+    out, err = here(place, "--tokens=1000", "--samples=1", "--length=4", "--prompt=AB")
+    assert "--tokens=1,000: the held-out text has no more than 20; all are used" in err
+    assert "20 tokens in 4 sequences" in out
+    assert "above the best possible loss" not in out
+    assert "\n  AB" in out
+    (tmp_path / "letters.txt").write_bytes(tiny.LETTERS[::-1])
+    with pytest.raises(ConfigError, match=r"the text that the run was trained on; text_heldout\.sha256: '.*' -> '"):
+        here(place)
+
+
+def test_a_missing_or_damaged_checkpoint_is_named(place, tmp_path, here):
+    place = shutil.copytree(place, tmp_path / "run")
+    for path in (place / "checkpoints/39/state").rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+    with pytest.raises(Damaged, match=r"checkpoints/39 is damaged \([^\n]*$"):
+        here(place)
+    (place / "checkpoints").rename(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="a run with checkpoints; there is none in"):
+        here(place)
+    assert not (place / "checkpoints").exists()

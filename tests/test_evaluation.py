@@ -1,0 +1,65 @@
+"""The loss of a trained state, and how sure it is."""
+
+import jax
+import numpy as np
+import pytest
+from scipy import stats
+from scipy.special import log_softmax
+
+from tests import tiny
+from tied_lm.evaluation import evaluate
+from tied_lm.loop import evaluation_scalars
+from tied_lm.train import build_stream
+
+CONFIG = tiny.make_config()
+
+
+def per_sequence(config, params, sequences):
+    """Losses, excess and bands of the tokens of each held-out sequence, in float64."""
+    stream = build_stream(config)
+    batches = [stream.heldout(i) for i in range(-(-sequences // config.data.batch_size))]
+    inputs, targets = (np.concatenate([np.asarray(b[i]) for b in batches])[:sequences] for i in (0, 1))
+    W = np.asarray(params["embedding"], np.float64)
+    logp = log_softmax(W[inputs] @ W.T, axis=-1)
+    nll = -np.take_along_axis(logp, targets[..., None], axis=-1)[..., 0]
+    return nll, nll + np.asarray(stream.log_likelihood(inputs, targets)), targets
+
+
+def t_interval(values):
+    half = stats.t.ppf(0.975, values.size - 1) * values.std(ddof=1) / np.sqrt(values.size)
+    return [values.mean() - half, values.mean() + half]
+
+
+def test_whole_sequences_give_the_t_interval_of_their_means():
+    trainer, params = tiny.trainer_of(CONFIG), tiny.trajectory(CONFIG)[30].params
+    found = evaluate(trainer, params, build_stream(CONFIG), 35)  # 7 sequences, half a batch at the end
+    nll, excess, targets = per_sequence(CONFIG, params, 7)
+    assert (found["tokens"], found["sequences"]) == (35, 7)
+    assert found["loss"]["mean"] == pytest.approx(nll.mean(), rel=1e-5)
+    assert found["loss"]["ci95"] == pytest.approx(t_interval(nll.mean(axis=1)), rel=1e-5)
+    assert found["excess"]["mean"] == pytest.approx(excess.mean(), rel=1e-4)
+    assert found["excess"]["ci95"] == pytest.approx(t_interval(excess.mean(axis=1)), rel=1e-3)
+    assert found["perplexity"]["mean"] == pytest.approx(np.exp(nll.mean()), rel=1e-5)
+    assert found["perplexity"]["ci95"] == pytest.approx(np.exp(t_interval(nll.mean(axis=1))), rel=1e-4)
+    bands = np.asarray(trainer.bands)[targets]
+    for band, values in found["bands"].items():
+        assert values["mean"] == pytest.approx(nll[bands == int(band)].mean(), rel=1e-5)
+    assert set(found["bands"]) == set(map(str, np.unique(bands)))
+
+
+def test_the_loss_is_that_of_the_run():
+    trainer, params, stream = tiny.trainer_of(CONFIG), tiny.trajectory(CONFIG)[39].params, build_stream(CONFIG)
+    found = evaluate(trainer, params, stream, 23)
+    scalars = evaluation_scalars(jax.device_get(trainer.evaluate(params, stream, 23)))
+    assert found["loss"]["mean"] == pytest.approx(scalars["loss/eval"], rel=1e-12)
+    assert found["sequences"] == 5  # the last of three tokens
+
+
+def test_text_has_no_excess_and_one_sequence_no_interval(tmp_path):
+    config = tiny.write_letters(tmp_path)
+    trainer, stream = tiny.trainer_of(config), build_stream(config)
+    found = evaluate(trainer, trainer.init(np.uint32(0)).params, stream, 5)
+    assert found["excess"] is None
+    assert found["sequences"] == 1
+    assert found["loss"]["ci95"] is None
+    assert found["perplexity"]["ci95"] is None
