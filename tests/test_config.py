@@ -295,9 +295,10 @@ def test_arms_that_cannot_be_built_are_refused(values, arm, overrides, message):
     [
         ({"baseline": "nobody"}, said("compare.baseline", "nobody", "tied | untied")),
         ({"seeds": 0}, said("compare.seeds", 0, "at least 1")),
+        ({"match": "depth"}, said("compare.match", "depth", "width | parameters")),
         ({"arms": {}}, said("compare.arms", (), "at least two arms")),
         ({"arms": {"tied": ""}}, said("compare.arms", ("tied",), "at least two arms")),
-        ({"seedz": 1}, said("compare.seedz", 1, "no such field; the fields are arms, baseline, seeds")),
+        ({"seedz": 1}, said("compare.seedz", 1, "no such field; the fields are arms, baseline, seeds, match")),
     ],
 )
 def test_comparisons_that_make_no_sense_are_refused(values, fields, message):

@@ -119,6 +119,7 @@ def results_of(losses, rates, widths=(8,), diverged=()):
     about = {
         "arms": list(losses),
         "baseline": "untied",
+        "matched": False,
         "seeds": seeds,
         "grid": {WIDTH: list(widths), RATE: list(rates)},
     }
@@ -244,7 +245,7 @@ def test_the_page_is_one_table_and_one_figure_in_one_file(tmp_path, grid, ticks)
         losses = {arm: rng.normal(4, 0.1, 3).tolist() for arm in ("tied", "<b>", "untied")}
         about = {"index": index, "settings": dict(zip(grid, combination, strict=True)), "folder": "", "diverged": {}}
         points.append(about | {"parameters": dict.fromkeys(losses, 1)} | sweep.against_baseline(losses, "untied"))
-    about = {"arms": list(losses), "baseline": "untied", "seeds": 3, "grid": grid, "points": points}
+    about = {"arms": list(losses), "baseline": "untied", "matched": False, "seeds": 3, "grid": grid, "points": points}
     write_sweep_page(tmp_path, about | sweep.own_best_rates(points, "untied"))
     page = (tmp_path / "sweep.html").read_text()
     assert (page.count("<table"), page.count("<svg")) == (1, 1)

@@ -39,6 +39,7 @@ def summary(ci95, mean=0.01, seeds=5):
         "eval_tokens": 65536,
         "probe_tokens": 32768,
         "arms_differ_in": ["model.tying"],
+        "match": {"rule": "width", "arms": {}},
     }
 
 
@@ -64,6 +65,15 @@ def test_the_entropy_and_the_conditions_are_told():
     assert "tied ends 0.2100 nats above it, untied ends 0.2000 nats above it" in entropy
     for words in ("adam", "0.01", "1,000 updates", "5 seeds", "65,536", "model.tying"):
         assert words in conditions
+
+
+@pytest.mark.parametrize(("before", "word"), [(90, "widened"), (110, "narrowed")])
+def test_what_was_matched_is_told(before, word):
+    changes = {"model.features": [32, 64], "body.width": [0, 130], "parameters": [before, 100]}
+    matched = summary([0.005, 0.015]) | {"match": {"rule": "parameters", "arms": {"tied": changes}}}
+    sentence = f"the parameters of untied within 1%, tied was {word}: model.features 32 -> 64, body.width 0 -> 130."
+    assert f"To match {sentence}" in conclusions(matched)
+    assert sentence.split(":")[0] in " ".join(verdict(matched).split())
 
 
 def test_text_has_no_entropy():

@@ -14,6 +14,7 @@ from tied_lm import bands, folder
 from tied_lm.checkpoint import METRIC
 from tied_lm.config import Comparison, Config, ConfigError, Data, build_comparison, digest, flatten, to_dict
 from tied_lm.loop import Diverged, train_run
+from tied_lm.matching import match
 from tied_lm.report import REPORT, write_report
 from tied_lm.runs import Run, open_run
 from tied_lm.schedule import Schedule
@@ -74,6 +75,7 @@ def comparison_values(values: Mapping[str, Any], comparison: Comparison) -> dict
         "arms": {name: str(text) for name, text in values["compare"]["arms"].items()},
         "baseline": comparison.baseline,
         "seeds": comparison.seeds,
+        "match": comparison.match,
     }
     return to_dict(comparison.base) | {"compare": compare}
 
@@ -89,6 +91,7 @@ class Plan:
 
     comparison: Comparison
     arms: dict[str, Arm]
+    matched: dict[str, Any]  # what was done to the arms, as `match` tells it
     values: dict[str, Any]  # the content of config.json
 
     @classmethod
@@ -99,12 +102,12 @@ class Plan:
             streams: see `build_arms`.
 
         Raises:
-            ConfigError: of `build_comparison` and `build_arms`.
+            ConfigError: of `build_comparison`, `match` and `build_arms`.
         """
-        comparison = build_comparison(values)
+        comparison, matched = match(build_comparison(values))
         arms = build_arms(comparison, streams)
         resolved = comparison_values(values, comparison) | arms[comparison.baseline].stream.content
-        return cls(comparison, arms, resolved)
+        return cls(comparison, arms, matched, resolved)
 
     def updates(self) -> list[tuple[str, int]]:
         """Arm and number of updates of each run, in their order."""
@@ -182,24 +185,24 @@ def complete(
         ConfigError: another process is writing the folder.
         Interrupted, Damaged, Diverged: see `train_run`.
     """
-    comparison, arms = plan.comparison, plan.arms
     with folder.locked(place):
         folder.write_json(place / folder.CONFIG, plan.values)
         diverged = read_diverged(place) if keep_going else {}
-        for name, config in comparison.runs():
+        for name, config in plan.comparison.runs():
             if name in diverged:
                 continue
             progress = start(name, config.seed)
-            stream = arms[name].stream.with_seed(config.seed)
+            arm = plan.arms[name]
+            stream = arm.stream.with_seed(config.seed)
             try:
-                train_run(arms[name].trainer, config, stream, run_folder(place, name, config), stop, progress)
+                train_run(arm.trainer, config, stream, run_folder(place, name, config), stop, progress)
             except Diverged as error:
                 if not keep_going:
                     raise
                 diverged[name] = str(error)
                 folder.write_json(place / DIVERGED, diverged)
         if not diverged:
-            summary = summarize_comparison(comparison, arms, place)
+            summary = summarize_comparison(plan, place)
             folder.write_json(place / SUMMARY, summary)
             write_report(place, summary)
 
@@ -229,8 +232,9 @@ def _bands(arm: Arm, runs: list[Run]) -> dict[str, Any]:
     return found
 
 
-def summarize_comparison(comparison: Comparison, arms: Mapping[str, Arm], place: Path) -> dict[str, Any]:
+def summarize_comparison(plan: Plan, place: Path) -> dict[str, Any]:
     """The content of summary.json. Losses are held-out, in nats a token, at the last step."""
+    comparison, arms = plan.comparison, plan.arms
     baseline = arms[comparison.baseline]
     summary: dict[str, Any] = {"entropy": baseline.stream.entropy, "arms": {}}
     for name, arm in arms.items():
@@ -272,6 +276,7 @@ def summarize_comparison(comparison: Comparison, arms: Mapping[str, Arm], place:
         "eval_tokens": int(min(first.data.eval_tokens, baseline.stream.heldout_tokens)),
         "probe_tokens": int(min(first.log.probe_tokens, baseline.stream.heldout_tokens)),
         "arms_differ_in": _differing(arms),
+        "match": plan.matched,
         "versions": {library: version(library) for library in LIBRARIES},
     }
 

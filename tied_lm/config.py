@@ -44,6 +44,9 @@ below_one = Allowed("0 or more, below 1", lambda x: 0 <= x < 1)
 seed32 = Allowed("0 to 2**32 - 1", lambda x: 0 <= x < 2**32)
 
 
+COMPARE = ("arms", "baseline", "seeds", "match")  # the fields of the group `compare`, on which no run depends
+
+
 class Options(Mapping[str, Any]):
     """Values by name, for a class that is found by its name and declares what it takes: a tying scheme, a body."""
 
@@ -168,6 +171,7 @@ class Comparison:
     arms: dict[str, Config]
     baseline: str
     seeds: int
+    match: str
 
     def runs(self) -> list[tuple[str, Config]]:
         """Every run as (arm, config), seed by seed, so that an early stop leaves whole pairs."""
@@ -317,10 +321,10 @@ def build_comparison(values: Mapping[str, Any]) -> Comparison:
     base = build_run(values)
     compare = values.get("compare")
     if not isinstance(compare, Mapping):
-        raise ConfigError("compare", compare, "a group with arms, baseline, seeds")
+        raise ConfigError("compare", compare, f"a group with {', '.join(COMPARE)}")
     for name in compare:
-        if name not in ("arms", "baseline", "seeds"):
-            raise ConfigError(f"compare.{name}", compare[name], "no such field; the fields are arms, baseline, seeds")
+        if name not in COMPARE:
+            raise ConfigError(f"compare.{name}", compare[name], f"no such field; the fields are {', '.join(COMPARE)}")
     seeds = _convert(Annotated[int, at_least(1)], compare.get("seeds"), "compare.seeds")
     overrides_of = compare.get("arms")
     if not isinstance(overrides_of, Mapping):
@@ -333,7 +337,8 @@ def build_comparison(values: Mapping[str, Any]) -> Comparison:
     last = max(config.seed for config in arms.values()) + seeds - 1
     if last >= 2**32:
         raise ConfigError("seed", last - seeds + 1, f"at most 2**32 - {seeds}, so that compare.seeds = {seeds} fit")
-    return Comparison(base, arms, compare["baseline"], seeds)
+    match = _convert(Annotated[str, one_of("width", "parameters")], compare.get("match"), "compare.match")
+    return Comparison(base, arms, compare["baseline"], seeds, match)
 
 
 def to_dict(config: Config) -> dict[str, Any]:

@@ -144,6 +144,7 @@ def results(sweep: Sweep) -> dict[str, Any]:
     first = sweep.points[0].plan.comparison
     points = [_point_result(point) for point in sweep.points]
     about = {"arms": list(first.arms), "baseline": first.baseline, "seeds": first.seeds, "grid": sweep.values["grid"]}
+    about["matched"] = any(point.plan.matched["arms"] for point in sweep.points)
     return about | {"points": points} | own_best_rates(points, first.baseline)
 
 

@@ -83,6 +83,11 @@ def sentences(results: Mapping[str, Any]) -> list[str]:
         f"Held-out losses in nats a token at the last step, over {seeds} {'seeds' if seeds > 1 else 'seed'}; "
         + ("in brackets the 95% t interval; differences are paired by seed." if seeds > 1 else "no interval.")
     ]
+    if results["matched"]:
+        said.append(
+            f"Arms were widened or narrowed to match the parameters of {results['baseline']} within 1%; each point's "
+            "report.html says how."
+        )
     if results["rates"]:
         how = (
             'In the rows "own best" each arm has its own rate, chosen for each seed by the mean loss over the other '

@@ -68,6 +68,19 @@ def _against_entropy(summary: Mapping[str, Any]) -> str | None:
     return f"The best possible loss is the entropy, {summary['entropy']:.4f} nats: {', '.join(ends)}."
 
 
+def _matches(summary: Mapping[str, Any]) -> list[str]:
+    """What was done to the arms, so that they have as many parameters as the baseline."""
+    said = []
+    for name, changes in summary["match"]["arms"].items():
+        before, after = changes["parameters"]
+        fields = [f"{field} {a} -> {b}" for field, (a, b) in changes.items() if field != "parameters"]
+        said.append(
+            f"To match the parameters of {summary['baseline']} within 1%, {name} was "
+            f"{'widened' if after > before else 'narrowed'}: {', '.join(fields)}."
+        )
+    return said
+
+
 def _conditions(summary: Mapping[str, Any]) -> str:
     """What it all holds for."""
     optimizers = {
@@ -106,9 +119,9 @@ def _band_table(summary: Mapping[str, Any], name: str) -> str:
 
 
 def conclusions(summary: Mapping[str, Any]) -> list[str]:
-    """The sentences of the verdict: each arm against the baseline, the entropy, the conditions."""
+    """The sentences of the verdict: each arm against the baseline, its size, the entropy, the conditions."""
     sentences = [_conclusion(summary, name) for name in summary["differences"]]
-    return [*sentences, *filter(None, [_against_entropy(summary)]), _conditions(summary)]
+    return [*sentences, *_matches(summary), *filter(None, [_against_entropy(summary)]), _conditions(summary)]
 
 
 def arm_table(summary: Mapping[str, Any]) -> list[list[str]]:
