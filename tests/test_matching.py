@@ -3,11 +3,9 @@
 import dataclasses
 import json
 
-import flax.linen as nn
 import pytest
 
 from tests import tiny
-from tied_lm import bodies
 from tied_lm.comparison import Plan
 from tied_lm.config import ConfigError, build_comparison, override
 from tied_lm.embedding import count_parameters
@@ -66,33 +64,31 @@ def test_features_alone_where_they_do(values):
 
 def test_the_widths_are_the_nearest_there_are(values):
     # By trying all: no other width comes as near with this body.
-    after, _ = match(comparison(values, "data.vocab_size=50", "model.features=100", "compare.arms.tied=model.body=mlp"))
+    after, _ = match(comparison(values, "data.vocab_size=50", "model.features=40", "compare.arms.tied=model.body=mlp"))
     target, found = total(after.arms["untied"]), after.arms["tied"]
     model = found.model
     errors = {
         d: abs(total(dataclasses.replace(found, model=dataclasses.replace(model, features=d))) - target)
-        for d in range(1, 100)
+        for d in range(1, 40)
     }
     assert errors[model.features] == min(errors.values())
 
 
-class Quarters(bodies.Body):
-    """A body that only some widths suit."""
-
-    @nn.compact
-    def __call__(self, x, *, train=False):
-        if x.shape[-1] % 4:
-            raise ConfigError("model.features", x.shape[-1], "a multiple of 4")
-        return x + nn.Dense(x.shape[-1], name="mix")(x)
-
-
-def test_widths_that_cannot_be_built_are_passed_over(values, monkeypatch):
-    monkeypatch.setitem(bodies.BODIES, "quarters", Quarters)
-    after, done = match(comparison(values, "model.body=quarters", "model.features=60", "data.vocab_size=2000"))
+def test_heads_that_do_not_divide_the_width_are_passed_over(values):
+    sizes = ("model.body=transformer", "body.heads=3", "model.features=60", "data.vocab_size=2000")
+    after, done = match(comparison(values, *sizes))
     features = after.arms["tied"].model.features
-    assert features % 4 == 0
     assert features > 60
-    assert done["arms"]["tied"]["parameters"][1] == 2000 * features + features**2 + features
+    assert features % 6 == 0
+    assert abs(done["arms"]["tied"]["parameters"][1] - total(after.arms["untied"])) <= 0.01 * total(
+        after.arms["untied"]
+    )
+
+
+def test_a_model_that_changes_counts_as_what_it_becomes(values):
+    after, done = match(comparison(values, "compare.arms.tied=model.tying=late_untie"))
+    assert done["arms"] == {}
+    assert after.arms["tied"].model.features == 32
 
 
 def test_an_arm_that_cannot_be_matched_is_refused_with_the_nearest_totals(values):

@@ -77,14 +77,21 @@ def test_the_key_decides_and_the_prompt_stays():
     assert len({tuple(row) for row in one.tolist()}) == 4
 
 
-@pytest.mark.parametrize("body", ["none", "mlp"])
-def test_each_token_is_scored_with_what_is_before_it(body):
-    config = tiny.make_config(f"model.body={body}")
-    model, params = build_model(config), tiny.trainer_of(config).init(np.uint32(0)).params
+BODIES = [
+    ("none",),
+    ("lstm", "body.stateful=true"),
+    ("transformer", "body.heads=2", "model.init_std=1", "model.tying=soft_cap"),
+]
+
+
+@pytest.mark.parametrize(("body", "options"), [(body, options) for body, *options in BODIES])
+def test_each_token_is_scored_with_what_is_before_it(body, options):
+    model = build_model(tiny.make_config(f"model.body={body}", *options))
+    params = model.init(jax.random.key(1), jnp.zeros((1, 1), jnp.int32))["params"]
     tokens = np.asarray(sample(model, params, jnp.array([[7, 3]]), 6, KEY, temperature=0.0))[0]
-    for position in range(2, 8):
-        logits = model.apply({"params": params}, jnp.asarray(tokens[None, :position]))[0, -1]
-        assert tokens[position] == int(jnp.argmax(logits))
+    # The model is given all tokens at once here, and saw zeros for those to come there.
+    logits = model.apply({"params": params}, jnp.asarray(tokens[None]))[0]
+    np.testing.assert_array_equal(tokens[2:], jnp.argmax(logits, axis=-1)[1:-1])
 
 
 def test_first_tokens_follow_their_frequency():

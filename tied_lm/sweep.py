@@ -224,8 +224,8 @@ def _own_rate(group: Sequence[Mapping[str, Any]], rates: Sequence[str], arm: str
     chosen_S = choose_left_out(losses_RxS)
     edges = []
     for field in rates:
-        tried = sorted({point["settings"][field] for point in group})
-        if best["settings"][field] in (tried[0], tried[-1]):
+        tried = {point["settings"][field] for point in group} - {0.0}  # 0 stands for another field's rate
+        if best["settings"][field] in (min(tried, default=None), max(tried, default=None)):
             edges.append(field)
     return {
         "index": best["index"],
