@@ -46,15 +46,20 @@ def get_config() -> ConfigDict:
     c.data = ConfigDict()
     c.data.source = "toy"  # toy | text
     c.data.seed = 0  # the toy law or the split of the text, and the held-out tokens
-    c.data.vocab_size = 256  # V, rows; text is read as bytes, so 256 there
+    c.data.vocab_size = 256  # V, rows
     c.data.batch_size = 32  # B, sequences in a step
     c.data.length = 64  # L, target tokens in a sequence
     c.data.eval_tokens = 65_536  # held-out tokens in one evaluation
     c.data.reversibility = 1.0  # toy: 1 is a reversible chain, 0 a directed one
     c.data.classes = 16  # toy: K, token classes
     c.data.zipf_exponent = 1.0  # toy: the token of rank r has weight 1 / (r + 1) ** exponent in its class
+    c.data.tokenizer = "bytes"  # text: bytes | words | bpe | ids (files that hold ids: .bin and .npy)
+    c.data.min_count = 1  # words: those that occur less often in the training text are <unk>
+    c.data.bin_dtype = "uint16"  # ids: uint16 | uint32, what .bin files hold
     c.data.paths = ()  # text: files, folders or globs; none means the text that ships with Python
-    c.data.heldout_fraction = 0.1  # text: share of the bytes that is held out
+    c.data.heldout_paths = ()  # text: files, folders or globs that are held out; none means a share of data.paths
+    c.data.heldout_fraction = 0.1  # text: share of the bytes that is held out, without data.heldout_paths
+    c.data.order = "random"  # text: random | contiguous (each sequence goes on where that of the last step ended)
 
     c.optimizer = ConfigDict()
     c.optimizer.name = "adam"  # adam | adamw | sgd | momentum | muon (adam for all but the body's matrices) |

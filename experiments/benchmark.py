@@ -196,11 +196,11 @@ def measure_dispatch(rounds: int) -> float:
         override(values, field, str(value))
     arm = build_arms(build_comparison(values))["tied"]
     trainer, slots = arm.trainer, arm.trainer.slots
-    optimizer, model = trainer.optimizer, trainer.model
+    optimizer, model, ahead = trainer.optimizer, trainer.model, arm.stream.ahead(0, slots)
 
     @jax.jit
     def one(params: Any, moments: Any, step: jax.Array) -> Any:
-        batch = arm.stream.batch(step)
+        batch = ahead.batch(step)
         loss, gradients, stats = loss_and_gradients(model, params, batch.inputs, batch.targets, rows=True)
         updates, moments = optimizer.update(gradients, moments, params)
         return optax.apply_updates(params, updates), moments, (loss, stats)
@@ -215,7 +215,7 @@ def measure_dispatch(rounds: int) -> float:
 
     def dispatch() -> None:
         new = jax.tree.map(jnp.copy, state)
-        jax.device_get(trainer.advance(new, arm.stream, np.int32(slots), np.arange(slots, dtype=np.int32), True))
+        jax.device_get(trainer.advance(new, ahead, np.int32(slots), np.arange(slots, dtype=np.int32), True))
 
     return ratio(interleave({"loop": loop, "dispatch": dispatch}, rounds), "loop", "dispatch")
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tied_lm.config import ConfigError, override
+from tied_lm.folder import cache_folder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,8 +94,7 @@ def cache_compiled_programs() -> None:
     import jax
 
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tied_lm"
-        jax.config.update("jax_compilation_cache_dir", str(cache))
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder()))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 

@@ -119,7 +119,8 @@ def _told(found: Mapping[str, Any]) -> str:
     rows = [["loss, nats a token", with_interval(found["loss"])]]
     if found["excess"] is not None:
         rows.append(["above the best possible loss", with_interval(found["excess"])])
-    rows.append(["perplexity, exp(loss)", with_interval(found["perplexity"], digits=2)])
+    if found["perplexity"]:
+        rows.append(["perplexity, exp(loss)", with_interval(found["perplexity"], digits=2)])
     if found["bits_per_byte"] is not None:
         rows.append(["bits per byte", f"{found['bits_per_byte']:.4f}"])
     rows += [[f"loss in band {name}", with_interval(values)] for name, values in found["bands"].items()]

@@ -1,13 +1,24 @@
 """The default config as fixtures."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from configs import toy
+from tied_lm import folder
 from tied_lm.config import Config, build_run, override
+
+
+@pytest.fixture(scope="session", autouse=True)
+def corpora(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Keep the corpora that tests make out of the user's cache."""
+    place = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(folder, "cache_folder", lambda: place)
+        yield place / "corpora"
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from configs import text, toy, toy_directed, transformer
+from configs import bpe, text, toy, toy_directed, transformer, words
 from tied_lm.config import (
     Config,
     ConfigError,
@@ -40,7 +40,7 @@ def said(field, value, allowed):
     return f"{field} = {value!r} is not possible; allowed: {allowed}"
 
 
-@pytest.mark.parametrize("module", [toy, toy_directed, text, transformer])
+@pytest.mark.parametrize("module", [toy, toy_directed, text, bpe, words, transformer])
 def test_the_configs_build(module):
     values = module.get_config().to_dict()
     config = build_run(values)
@@ -71,6 +71,7 @@ OUT_OF_RANGE = [
     ("data.reversibility", "0 to 1", [-0.01, 1.01]),
     ("data.classes", "at least 1", [0]),
     ("data.zipf_exponent", "0 or more", [-0.1]),
+    ("data.min_count", "at least 1", [0]),
     ("data.heldout_fraction", "between 0 and 1, both excluded", [0.0, 1.0]),
     ("optimizer.learning_rate", "above 0", [0.0, -1.0]),
     ("optimizer.vocab_learning_rate", "0 or more", [-0.1]),
@@ -90,6 +91,8 @@ OUT_OF_RANGE = [
     ("checkpoint.keep", "at least 1", [0]),
     ("optimizer.name", "adam | adamw | sgd | momentum | muon | coupled_adam", ["rmsprop", ""]),
     ("optimizer.schedule", "constant | cosine | wsd", ["linear"]),
+    ("data.bin_dtype", "uint16 | uint32", ["int16", ""]),
+    ("data.order", "random | contiguous", ["sorted"]),
     ("model.compute_dtype", "float32 | bfloat16", ["float16", "bf16"]),
 ]
 
@@ -121,6 +124,8 @@ def test_every_number_has_a_range_in_this_file(values):
         ("optimizer.warmup_steps", 1000),
         ("log.tokens", (0, 255)),
         ("data.paths", ["a", "b"]),
+        ("data.heldout_paths", ["a"]),
+        ("data.min_count", 1),
     ],
 )
 def test_values_on_the_edge_are_possible(values, field, value):

@@ -12,6 +12,7 @@ from tied_lm.rowlog import STEPS_IN_BLOCK, STEPS_IN_CHUNK, RowLog
 
 V = 7
 FIELDS = {"a": {"units": "nats"}, "b": {}}
+STRINGS = ["a", "é", "<0x0A>", "\u2423the", "|", '"', "漢"]
 CONSTANTS = {"frequency": np.linspace(0.0, 1.0, V), "band": np.arange(V) % 3}
 
 
@@ -21,7 +22,7 @@ def folder(tmp_path):
 
 
 def open_log(folder, first_step=0):
-    return RowLog(folder, FIELDS, CONSTANTS, first_step)
+    return RowLog(folder, FIELDS, CONSTANTS, first_step, STRINGS)
 
 
 def values(step, sign=1):

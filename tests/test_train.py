@@ -307,13 +307,14 @@ def test_scarce_text_is_evaluated_as_far_as_it_goes(tmp_path):
     heldout = np.frombuffer(tiny.LETTERS[-21:], np.uint8)
     assert stream.heldout_tokens == 20  # four windows, half a batch
     params = trainer.init(np.uint32(0)).params
-    result = trainer.evaluate(params, stream, 20)
+    heldout_windows = stream.heldout_ahead(30)
+    result = trainer.evaluate(params, heldout_windows, 20)
     assert result.excess is None
     table = np.asarray(params["embedding"], np.float64)
     logp = log_softmax(table[heldout[:-1]] @ table.T)
     assert int(np.sum(result.tokens)) == 20
     assert float(np.sum(result.nll)) == pytest.approx(-np.sum(logp[np.arange(20), heldout[1:]]), rel=1e-5)
-    probe = trainer.probe(params, stream, 20)
+    probe = trainer.probe(params, heldout_windows, 20)
     assert int(probe.tokens) == 20
     np.testing.assert_array_equal(probe.stats.target_count, np.bincount(heldout[1:], minlength=100))
 

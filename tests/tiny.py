@@ -85,7 +85,7 @@ def trainer_of(config: Config) -> Trainer:
     key = dataclasses.replace(
         config,
         seed=0,
-        data=dataclasses.replace(config.data, paths=()),
+        data=dataclasses.replace(config.data, paths=(), heldout_paths=()),
         train=dataclasses.replace(plain.train, steps=config.train.steps),
         log=plain.log,
         checkpoint=plain.checkpoint,
@@ -128,7 +128,7 @@ def trajectory(config: Config) -> list[TrainState]:
     state = trainer.init(np.uint32(config.seed))
     states = [jax.device_get(state)]
     for step in range(config.train.steps + 1):
-        state, _ = trainer.advance(state, stream, np.int32(1), slots(trainer, []), step == 0)
+        state, _ = trainer.advance(state, stream.ahead(step, 1), np.int32(1), slots(trainer, []), step == 0)
         states.append(jax.device_get(state))
     return states
 

@@ -228,8 +228,13 @@ def _bands(arm: Arm, runs: list[Run]) -> dict[str, Any]:
             tags |= {key: f"probe/band/{name}/{key}" for key in ("share", "cosine")}
         for key, tag in tags.items():
             # A rare band may have no token in the held-out sample, and then has no loss.
-            found[name][key] = summarize([line[tag] for line in last]) if tag in last[0] else None
+            found[name][key] = _measure(last, tag)
     return found
+
+
+def _measure(last: list[dict[str, float]], tag: str) -> dict[str, Any] | None:
+    """A scalar at the last step over the seeds; None where it means nothing."""
+    return summarize([line[tag] for line in last]) if tag in last[0] else None
 
 
 def summarize_comparison(plan: Plan, place: Path) -> dict[str, Any]:
@@ -247,6 +252,7 @@ def summarize_comparison(plan: Plan, place: Path) -> dict[str, Any]:
         split = None
         if tied:
             split = {key: summarize([run.last()[f"probe/split/{key}"] for run in runs]) for key in ("share", "cosine")}
+        last = [run.last() for run in runs]
         summary["arms"][name] = {
             "parameters": account["total"],
             "account": account,
@@ -254,6 +260,7 @@ def summarize_comparison(plan: Plan, place: Path) -> dict[str, Any]:
             "body": arm.config.model.body,
             "eval_loss": summarize([run.last()[METRIC] for run in runs]),
             "excess": excess,
+            **{key: _measure(last, f"loss/{key}") for key in ("perplexity", "bits_per_byte")},
             "clipped": float(np.mean([_clipped(run) for run in runs])),
             "split": split,
             "bands": _bands(arm, runs),

@@ -87,8 +87,13 @@ class Data:
     reversibility: Annotated[float, fraction]
     classes: Annotated[int, at_least(1)]
     zipf_exponent: Annotated[float, not_negative]
+    tokenizer: str
+    min_count: Annotated[int, at_least(1)]
+    bin_dtype: Annotated[str, one_of("uint16", "uint32")]
     paths: tuple[str, ...]
+    heldout_paths: tuple[str, ...]
     heldout_fraction: Annotated[float, open_fraction]
+    order: Annotated[str, one_of("random", "contiguous")]
 
 
 @dataclasses.dataclass(frozen=True)

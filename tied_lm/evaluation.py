@@ -23,8 +23,8 @@ def evaluate(trainer: Trainer, params: PyTree, stream: Stream, tokens: int) -> d
     Args:
         tokens: how many held-out tokens; no more than there are.
     """
-    sums = jax.device_get(trainer.evaluate(params, stream, tokens))
-    scalars = evaluation_scalars(sums)
+    sums = jax.device_get(trainer.evaluate(params, stream.heldout_ahead(tokens), tokens))
+    scalars = evaluation_scalars(sums, stream)
     nll_SxG, tokens_SxG = np.asarray(sums.nll, np.float64), np.asarray(sums.tokens, np.int64)
     excess_S = None if sums.excess is None else np.asarray(sums.excess, np.float64)
     if jax.eval_shape(trainer.init, 0).carry:
@@ -39,10 +39,8 @@ def evaluate(trainer: Trainer, params: PyTree, stream: Stream, tokens: int) -> d
         "sequences": int(used.sum()),
         "loss": loss,
         "excess": None if excess_S is None else ratio(excess_S[used], counts_S),
-        "perplexity": {
-            "mean": math.exp(loss["mean"]),
-            "ci95": loss["ci95"] and [math.exp(bound) for bound in loss["ci95"]],
-        },
+        "perplexity": stream.perplexity
+        and {"mean": math.exp(loss["mean"]), "ci95": loss["ci95"] and [math.exp(bound) for bound in loss["ci95"]]},
         "bits_per_byte": scalars.get("loss/bits_per_byte"),
         "bands": {
             bands.NAMES[band]: ratio(nll_SxG[used, band], tokens_SxG[used, band])

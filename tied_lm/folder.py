@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,11 @@ from tied_lm.config import ConfigError, differing_fields
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 LOCK = ".lock"
+
+
+def cache_folder() -> Path:
+    """The user's cache folder: what is there can be made again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tied_lm"
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:

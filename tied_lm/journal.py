@@ -47,9 +47,13 @@ class Journal:
         parameters = [field + suffix for suffix in self.suffixes.values() for field in ("update", "weight")]
         constants = {"frequency": frequencies, "band": bands}
         self.rows = RowLog(
-            folder / ROWS, stats | {name: {"units": "parameter"} for name in parameters}, constants, first_step
+            folder / ROWS,
+            stats | {name: {"units": "parameter"} for name in parameters},
+            constants,
+            first_step,
+            token_strings,
         )
-        self.probe = RowLog(folder / PROBE, stats, constants, first_step)
+        self.probe = RowLog(folder / PROBE, stats, constants, first_step, token_strings)
 
         self.board = Board(folder, first_step)
         self.row_board = RowBoard(

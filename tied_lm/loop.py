@@ -61,13 +61,18 @@ def run_values(config: Config, stream: Stream) -> dict[str, Any]:
     return to_dict(config) | stream.content
 
 
-def evaluation_scalars(e: Evaluation) -> dict[str, float]:
-    """Held-out loss and excess in nats a token, and the loss by band of the target."""
+def evaluation_scalars(e: Evaluation, stream: Stream) -> dict[str, float]:
+    """Held-out loss and excess in nats a token, the loss by band of the target, and for text what it amounts to."""
     nll = np.asarray(e.nll, np.float64).sum(axis=0)
     tokens = np.asarray(e.tokens, np.int64).sum(axis=0)
     scalars = {METRIC: float(nll.sum() / tokens.sum())}
     if e.excess is not None:
         scalars["loss/excess"] = float(np.asarray(e.excess, np.float64).sum() / tokens.sum())
+    if stream.perplexity:
+        with np.errstate(over="ignore"):  # told as a divergence
+            scalars["loss/perplexity"] = float(np.exp(scalars[METRIC]))
+    if e.bytes is not None:
+        scalars["loss/bits_per_byte"] = float(nll.sum() / math.log(2) / np.asarray(e.bytes, np.int64).sum())
     return scalars | {f"band/{bands.NAMES[b]}/loss": float(nll[b] / tokens[b]) for b in np.flatnonzero(tokens)}
 
 
@@ -128,6 +133,7 @@ class _Loop:
     ):
         self.trainer, self.config, self.stream = trainer, config, stream
         self.checkpoints, self.progress, self.schedule = checkpoints, progress, schedule
+        self.heldout = stream.heldout_ahead(max(config.data.eval_tokens, config.log.probe_tokens))
         self.values = run_values(config, stream)
         self.phases = trainer.phases
         fresh = [phase.init(np.uint32(config.seed)) for phase in self.phases]
@@ -194,18 +200,18 @@ class _Loop:
         def held(tokens: int) -> int:
             return int(min(tokens, self.stream.heldout_tokens))
 
-        step, schedule, params, stream = self.step, self.schedule, self.state.params, self.stream
+        step, schedule, params, heldout = self.step, self.schedule, self.state.params, self.heldout
         evaluation = probe = None
         if step in schedule.evaluations:
-            evaluation = self.trainer.evaluate(params, stream, held(self.config.data.eval_tokens))
+            evaluation = self.trainer.evaluate(params, heldout, held(self.config.data.eval_tokens))
         if step in schedule.probes:
-            probe = self.trainer.probe(params, stream, held(self.config.log.probe_tokens))
+            probe = self.trainer.probe(params, heldout, held(self.config.log.probe_tokens))
         # Copied, since the dispatch that follows is given the state's own arrays to overwrite.
         window = jax.tree.map(jnp.copy, self.state.window) if step in schedule.scalars else None
         return Due(window, evaluation, probe)
 
     def _checkpoint(self, due: Due) -> None:
-        loss = None if due.evaluation is None else evaluation_scalars(due.evaluation)[METRIC]
+        loss = None if due.evaluation is None else evaluation_scalars(due.evaluation, self.stream)[METRIC]
         if not _is_finite((self.state, loss)):
             raise Diverged(f"the training state is no longer finite at step {self.step}")
         self.background.submit(self.journal.flush)
@@ -218,7 +224,8 @@ class _Loop:
         step, schedule, slots = self.step, self.schedule, self.trainer.slots
         last = step == schedule.steps
         # At the end the record is that of the update that would come next; the state it leads to is dropped.
-        end = step + 1 if last else min(step + self.dispatch_updates, schedule.next_boundary(step))
+        most = int(min(self.dispatch_updates, self.stream.most_updates))
+        end = step + 1 if last else min(step + most, schedule.next_boundary(step))
         if self.trainer.transition and not last:
             end = min(end, self.trainer.transition.step)
         record_at = schedule.rows[bisect.bisect_left(schedule.rows, step) : bisect.bisect_left(schedule.rows, end)]
@@ -227,7 +234,8 @@ class _Loop:
         padded = np.array(record_at + [-1] * (slots - len(record_at)), np.int32)
         new_window = step == 0 or due.window is not None
         state = jax.tree.map(jnp.copy, self.state) if last else self.state
-        state, records = self.trainer.advance(state, self.stream, np.int32(end - step), padded, new_window)
+        ahead = self.stream.ahead(step, end - step)
+        state, records = self.trainer.advance(state, ahead, np.int32(end - step), padded, new_window)
         if not last:
             self.state, self.step = state, end
         return Dispatch(step, 0 if last else end - step, due, records, record_at, self.trainer.model)
@@ -266,7 +274,7 @@ class _Loop:
             scalars["loss/train"] = float(d.due.window.loss / d.due.window.updates)
             scalars["optimizer/clipped"] = float(d.due.window.clipped / d.due.window.updates)
         if d.due.evaluation is not None:
-            scalars |= evaluation_scalars(d.due.evaluation)
+            scalars |= evaluation_scalars(d.due.evaluation, self.stream)
         if d.due.probe is not None:
             scalars["probe/tokens"] = float(d.due.probe.tokens)
         bad = [tag for tag, value in scalars.items() if not math.isfinite(value)]

@@ -21,6 +21,7 @@ from tied_lm.journal import ROWS
 from tied_lm.metrics import Metrics
 from tied_lm.rowboard import RowBoard, attributes_of, norms_in, tracked_tokens
 from tied_lm.rowlog import RowLog
+from tied_lm.tokenstring import visible
 from tied_lm.uses import UseStats
 
 FLUSH_SECONDS = 10.0
@@ -38,7 +39,7 @@ class RowRecorder:
     Args:
         workdir: a folder; other files in it are left alone.
         vocab_size: V, the rows of the table.
-        token_strings: a text for each row, shown beside the curves of single tokens.
+        token_strings: a text for each row, shown in `rows.zarr` and beside the curves of single tokens.
         counts: how often each token occurs in the training data, or any multiple of that. Without it nothing is told by
             band, and of single tokens only `tokens`.
         tied: False if lookup and scoring are of two matrices, which makes their sum and their cosine hypothetical.
@@ -62,7 +63,7 @@ class RowRecorder:
         first_step: int | None = None,
     ):
         self.folder, self.vocab_size, self.tied = Path(workdir), vocab_size, tied
-        self.token_strings = [str(k) for k in range(vocab_size)] if token_strings is None else token_strings
+        self.token_strings = [visible(text) for text in token_strings or map(str, range(vocab_size))]
         if len(self.token_strings) != vocab_size:
             raise ValueError(
                 f"token_strings has {len(self.token_strings)} entries, not one for each of {vocab_size} rows"
@@ -126,7 +127,7 @@ class RowRecorder:
             bands = bands_.bands_of(frequencies)
             constants |= {"frequency": frequencies, "band": bands}
         attributes = {name: attributes_of(name, None if self.tied else 0) for name in fields}
-        log = RowLog(self.folder / ROWS, attributes, constants, first)
+        log = RowLog(self.folder / ROWS, attributes, constants, first, self.token_strings)
         board = Board(self.folder, first, LABEL)
         row_board = RowBoard(board, self.tied, bands, tracked_tokens(frequencies, self.tokens))
         if first == 0 or not read_metrics(self.folder):

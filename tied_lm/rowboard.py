@@ -1,6 +1,5 @@
 """What TensorBoard and the metrics tell of row statistics: norms by band, histograms, the curves of single tokens."""
 
-import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from jaxtyping import Array, Float, Int
 from tied_lm import bands as bands_
 from tied_lm.board import Board
 from tied_lm.gradients import NORMS, RowStats
+from tied_lm.tokenstring import markdown
 from tied_lm.uses import UseStats
 
 UNITS = {"cosine": "1", "input_count": "tokens", "target_count": "tokens"}
@@ -53,8 +53,8 @@ class RowBoard:
         self.board, self.tied, self.bands, self.tracked = board, tied, bands, tracked
 
     def show_tokens(self, token_strings: Sequence[str]) -> None:
-        """The tokens that the curves are of."""
-        rows = [f"| {name} | {token} | {_cell(token_strings[token])} |" for name, token in self.tracked.items()]
+        """The tokens that the curves are of; their strings are those of `tokenstring.visible`."""
+        rows = [f"| {name} | {token} | {markdown(token_strings[token])} |" for name, token in self.tracked.items()]
         self.board.text("tokens", "| curve | id | token |\n|---|---|---|\n" + "\n".join(rows))
 
     def charts(self, fields: Sequence[str], category: str, prefix: str = "") -> dict[str, dict[str, list[object]]]:
@@ -92,8 +92,3 @@ class RowBoard:
             for name, token in self.tracked.items():
                 scalars[f"{hypothetical}token/{name}/{part}"] = float(norms_V[token])
         return scalars
-
-
-def _cell(text: str) -> str:
-    """Text that does not end the cell of a table."""
-    return html.escape(text).replace("|", "&#124;").replace("\n", "\\n").replace("\r", "\\r")

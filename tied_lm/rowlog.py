@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from jaxtyping import Float
 STEPS_IN_CHUNK = 64
 STEPS_IN_BLOCK = 32  # written at once; half a chunk, to hold less in memory
 TOKENS_IN_CHUNK = 4096
+STRINGS = "strings"
 
 
 class RowLog:
@@ -28,12 +29,14 @@ class RowLog:
         fields: Mapping[str, dict[str, Any]],
         constants: Mapping[str, Float[np.ndarray, "V"]],
         first_step: int,
+        token_strings: Sequence[str] = (),
     ):
         """Create the group, or open it and cut off everything from `first_step` on.
 
         Args:
             fields: attributes by the name of the field.
             constants: values of each row that do not change.
+            token_strings: an attribute of `token`, since zarr has no strings that every reader knows.
         """
         self.folder = folder
         (vocab_size,) = {values.size for values in constants.values()}
@@ -45,7 +48,8 @@ class RowLog:
         if not (folder / "zarr.json").exists():
             for name, values in {"token": np.arange(vocab_size), **constants}.items():
                 kind = "int64" if values.dtype.kind == "i" else "float64"
-                self._open(name, ("token",), values.shape, kind, {}).write(values.astype(kind)).result()
+                attributes = {STRINGS: list(token_strings)} if name == "token" and token_strings else {}
+                self._open(name, ("token",), values.shape, kind, attributes).write(values.astype(kind)).result()
         self.arrays["step"] = steps  # last, here and in every resize
         kept = np.asarray(steps[: self._length()].read().result())
         self._cut(int(np.searchsorted(kept, first_step)))

@@ -9,8 +9,9 @@ import xarray as xr
 from tied_lm.config import Config, build_run
 from tied_lm.folder import CONFIG, METRICS, read_metrics
 from tied_lm.journal import PROBE, ROWS
+from tied_lm.rowlog import STRINGS
 
-CONTENT = ("text_train", "text_heldout")
+CONTENT = ("text_train", "text_heldout", "text_tokenizer")
 
 
 class Run:
@@ -61,13 +62,19 @@ class Run:
 
     @property
     def rows(self) -> xr.Dataset:
-        """Row statistics of single batches, over `step` and `token`."""
-        return xr.open_zarr(self.folder / ROWS)
+        """Row statistics of single batches, over `step` and `token`; `token_string` shows each token."""
+        return _open_rows(self.folder / ROWS)
 
     @property
     def probe(self) -> xr.Dataset:
-        """Row statistics over the probe, over `step` and `token`."""
-        return xr.open_zarr(self.folder / PROBE)
+        """Row statistics over the probe, over `step` and `token`; `token_string` shows each token."""
+        return _open_rows(self.folder / PROBE)
+
+
+def _open_rows(path: Path) -> xr.Dataset:
+    rows = xr.open_zarr(path)
+    strings = rows["token"].attrs.pop(STRINGS, None)  # those of older runs have none
+    return rows if strings is None else rows.assign_coords(token_string=("token", strings))
 
 
 def open_run(path: str | Path) -> Run:

@@ -4,22 +4,18 @@ import dataclasses
 import hashlib
 import math
 from collections.abc import Iterable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
+from tied_lm.batches import Batch
 from tied_lm.config import ConfigError, Data
-from tied_lm.text import FIELD, read_split
-
-
-class Batch(NamedTuple):
-    inputs: Int[Array, "B L"]
-    targets: Int[Array, "B L"]
-    mask: Bool[Array, "B L"]  # False where a held-out batch is filled up
+from tied_lm.textstream import HeldoutWindows, TextStream, Windows
+from tied_lm.tokenizers import read_ids
 
 
 def named_key(seed: int | Int[Array, ""], name: str) -> Array:
@@ -48,6 +44,8 @@ class ToyStream:
     vocab_size: int = flax.struct.field(pytree_node=False)
     exponent: float = flax.struct.field(pytree_node=False)
     heldout_tokens: ClassVar[float] = math.inf  # as many as are asked for
+    most_updates: ClassVar[float] = math.inf  # in one dispatch
+    perplexity: ClassVar[bool] = False  # whether it means something for these tokens
 
     KAPPA: ClassVar[float] = 3.0
 
@@ -55,6 +53,8 @@ class ToyStream:
     def build(cls, data: Data, seed: int) -> "ToyStream":
         if data.classes > data.vocab_size:
             raise ConfigError("data.classes", data.classes, f"at most data.vocab_size = {data.vocab_size}")
+        if data.order != "random":
+            raise ConfigError("data.order", data.order, "random, unless data.source = 'text'")
         k = np.arange(data.classes)
         shift = (1 - data.reversibility) * data.classes / 4
         weights = np.exp(cls.KAPPA * (np.cos(2 * np.pi * (k - shift) / data.classes) - 1))
@@ -73,6 +73,14 @@ class ToyStream:
     def with_seed(self, seed: int) -> "ToyStream":
         """The same tokens in the order of another seed."""
         return dataclasses.replace(self, key=named_key(seed, "batches"))
+
+    def ahead(self, step: int, updates: int) -> "ToyStream":
+        """What a dispatch of some updates needs: nothing else, since batches are made on the device."""
+        return self
+
+    def heldout_ahead(self, tokens: int) -> "ToyStream":
+        """What an evaluation of so many tokens needs."""
+        return self
 
     def _class_sizes(self) -> Int[np.ndarray, "K"]:
         """Tokens in each class; when K does not divide V, the first classes hold one more."""
@@ -109,6 +117,10 @@ class ToyStream:
         weight = -self.exponent * jnp.log1p(rank.astype(jnp.float32))
         return jnp.log(self.increments_K[(next_class - inputs) % k]) + weight - jnp.log(total)
 
+    def byte_counts(self, targets: Int[Array, "*N"]) -> None:
+        """These tokens stand for no text."""
+        return
+
     @property
     def entropy(self) -> float:
         """Entropy rate, nats a token: that of the class increment plus the mean over classes of that of the rank."""
@@ -132,10 +144,7 @@ class ToyStream:
 
     def encode(self, text: str) -> list[int]:
         """The ids that a text writes as decimal numbers, with spaces between them."""
-        words = text.split()
-        if not all(word.isascii() and word.isdecimal() and int(word) < self.vocab_size for word in words):
-            raise ConfigError("text", text, f"ids from 0 to {self.vocab_size - 1}, with spaces between them")
-        return [int(word) for word in words]
+        return read_ids(text, self.vocab_size)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Ids as decimal numbers, with spaces between them."""
@@ -151,103 +160,8 @@ class ToyStream:
         return {}
 
 
-@flax.struct.dataclass
-class TextStream:
-    """Bytes of real text as tokens: windows of L + 1 bytes at random starts; the held-out windows are disjoint."""
-
-    key: Array
-    train_bytes: Int[Array, "T"]
-    heldout_bytes: Int[Array, "H"]
-    window_order: Int[Array, "W"]  # the held-out windows in random order, so that any number is a fair sample
-    batch_size: int = flax.struct.field(pytree_node=False)
-    length: int = flax.struct.field(pytree_node=False)
-    vocab_size: int = flax.struct.field(pytree_node=False)
-
-    entropy: ClassVar[None] = None  # unknown
-
-    @classmethod
-    def build(cls, data: Data, seed: int) -> "TextStream":
-        split = read_split(data.paths, data.heldout_fraction, data.seed)
-        for name, part in (("training", split.train), ("held-out", split.heldout)):
-            if part.size < data.length + 1:
-                raise ConfigError(
-                    FIELD,
-                    data.paths,
-                    f"text whose {name} part has data.length + 1 = {data.length + 1} bytes; it has {part.size}",
-                )
-        largest = int(max(split.train.max(), split.heldout.max()))
-        if largest >= data.vocab_size:
-            raise ConfigError("data.vocab_size", data.vocab_size, f"above {largest}, the largest byte of the text")
-        windows = (split.heldout.size - 1) // data.length
-        return cls(
-            key=named_key(seed, "batches"),
-            train_bytes=jnp.asarray(split.train),
-            heldout_bytes=jnp.asarray(split.heldout),
-            window_order=jnp.asarray(np.random.default_rng(data.seed).permutation(windows), jnp.int32),
-            batch_size=data.batch_size,
-            length=data.length,
-            vocab_size=data.vocab_size,
-        )
-
-    def with_seed(self, seed: int) -> "TextStream":
-        """The same text in the order of another seed."""
-        return dataclasses.replace(self, key=named_key(seed, "batches"))
-
-    @property
-    def heldout_tokens(self) -> int:
-        """Target tokens in all held-out windows."""
-        return self.window_order.size * self.length
-
-    def _windows(self, text: Array, starts: Int[Array, "B"], mask: Bool[Array, "B"]) -> Batch:
-        tokens = text[starts[:, None] + jnp.arange(self.length + 1)].astype(jnp.int32)
-        return Batch(tokens[:, :-1], tokens[:, 1:], jnp.broadcast_to(mask[:, None], (self.batch_size, self.length)))
-
-    def batch(self, step: int | Int[Array, ""]) -> Batch:
-        """The training batch of a step."""
-        last = self.train_bytes.size - self.length
-        starts = jax.random.randint(jax.random.fold_in(self.key, step), (self.batch_size,), 0, last)
-        return self._windows(self.train_bytes, starts, jnp.ones(self.batch_size, bool))
-
-    def heldout(self, index: int | Int[Array, ""]) -> Batch:
-        """A held-out batch; past the last window it is masked."""
-        windows = index * self.batch_size + jnp.arange(self.batch_size)
-        exists = windows < self.window_order.size
-        starts = self.window_order[jnp.where(exists, windows, 0)] * self.length
-        return self._windows(self.heldout_bytes, starts, exists)
-
-    def log_likelihood(self, inputs: Int[Array, "*N"], targets: Int[Array, "*N"]) -> None:
-        """Unknown for text."""
-        return
-
-    @property
-    def frequencies(self) -> Float[np.ndarray, "V"]:
-        """Share of each byte in the training text."""
-        counts = np.bincount(np.asarray(self.train_bytes), minlength=self.vocab_size)
-        return counts / counts.sum()
-
-    def encode(self, text: str) -> list[int]:
-        """The bytes of a text."""
-        return list(text.encode())
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text of bytes; what is no UTF-8 becomes a replacement character."""
-        return bytes(ids).decode(errors="replace")
-
-    @property
-    def token_strings(self) -> list[str]:
-        """Printable ASCII as it is, every other byte as <0x..>."""
-        return [chr(i) if 32 < i < 127 else f"<0x{i:02X}>" for i in range(self.vocab_size)]
-
-    @property
-    def content(self) -> dict[str, Any]:
-        """Sizes and hashes of the text; they go into config.json, since the files may change."""
-        parts = {"train": self.train_bytes, "heldout": self.heldout_bytes}
-        return {
-            f"text_{name}": {"bytes": part.size, "sha256": hashlib.sha256(np.asarray(part).tobytes()).hexdigest()}
-            for name, part in parts.items()
-        }
-
-
 Stream = ToyStream | TextStream
+Ahead = ToyStream | Windows
+Heldout = ToyStream | HeldoutWindows
 
 STREAMS: dict[str, type[ToyStream] | type[TextStream]] = {"toy": ToyStream, "text": TextStream}

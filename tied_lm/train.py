@@ -14,6 +14,7 @@ from jax.tree_util import keystr, tree_leaves_with_path, tree_map_with_path
 from jaxtyping import Array, Float, Int, PyTree, UInt32
 
 from tied_lm import optimizer
+from tied_lm.batches import Batch
 from tied_lm.bodies import build_body
 from tied_lm.config import Config, choose
 from tied_lm.embedding import VocabularyModel, count_parameters
@@ -34,7 +35,7 @@ from tied_lm.histogram import log_histogram
 from tied_lm.loss import negative_log_likelihood
 from tied_lm.records import Probe, Record, Records, pack
 from tied_lm.schemes import SCHEMES
-from tied_lm.streams import STREAMS, Batch, Stream, named_key
+from tied_lm.streams import STREAMS, Ahead, Heldout, Stream, named_key
 
 
 class Window(NamedTuple):
@@ -61,6 +62,7 @@ class Evaluation(NamedTuple):
     nll: Float[Array, "S G"]
     tokens: Int[Array, "S G"]
     excess: Float[Array, "S"] | None  # log p_true - log p_model
+    bytes: Int[Array, "S"] | None  # of text that the targets stand for
 
 
 def build_model(config: Config, frequency_bands: Sequence[int] = ()) -> VocabularyModel:
@@ -74,9 +76,9 @@ def build_stream(config: Config) -> Stream:
     return choose(STREAMS, "data.source", config.data.source).build(config.data, config.seed)
 
 
-def heldout_batch(stream: Stream, index: Int[Array, ""], tokens: int) -> Batch:
+def heldout_batch(heldout: Heldout, index: Int[Array, ""], tokens: int) -> Batch:
     """A held-out batch of which the mask leaves the first `tokens` target tokens of all batches."""
-    batch = stream.heldout(index)
+    batch = heldout.heldout(index)
     position = index * batch.mask.size + jnp.arange(batch.mask.size).reshape(batch.mask.shape)
     return batch._replace(mask=batch.mask & (position < tokens))
 
@@ -157,7 +159,7 @@ class Trainer:
     def advance(
         self,
         state: TrainState,
-        stream: Stream,
+        ahead: Ahead,
         updates: Int[Array, ""],
         record_at: Int[Array, "S"],
         new_window: bool,
@@ -165,6 +167,7 @@ class Trainer:
         """Do some updates in one dispatch; their number is traced, so that no number recompiles.
 
         Args:
+            ahead: the stream's, of these steps.
             record_at: steps whose update is recorded, in order, one for each slot; -1 in slots that stay empty.
             new_window: whether the window starts afresh.
 
@@ -181,7 +184,7 @@ class Trainer:
 
         def one(_: int, carry: tuple[TrainState, Records, Array]) -> tuple[TrainState, Records, Array]:
             state, records, used = carry
-            batch = stream.batch(state.step)
+            batch = ahead.batch(state.step)
             rngs = {"dropout": jax.random.fold_in(dropout_key, state.step)}
             b = backward(
                 self.model,
@@ -236,11 +239,11 @@ class Trainer:
         return -(-tokens // (self.config.data.batch_size * self.config.data.length))
 
     @functools.partial(jax.jit, static_argnames=("self", "tokens"))
-    def evaluate(self, params: PyTree, stream: Stream, tokens: int) -> Evaluation:
+    def evaluate(self, params: PyTree, heldout: Heldout, tokens: int) -> Evaluation:
         """Held-out loss over the first `tokens` held-out tokens."""
 
         def one(carry: PyTree, index: Int[Array, ""]) -> tuple[PyTree, Evaluation]:
-            batch = heldout_batch(stream, index, tokens)
+            batch = heldout_batch(heldout, index, tokens)
             variables = {"params": params} | ({"carry": carry} if carry else {})
             (h, scoring_VxD), changed = self.model.apply(variables, batch.inputs, method="hidden", mutable=["carry"])
             targets_N, mask_N = batch.targets.reshape(-1), batch.mask.reshape(-1)
@@ -254,22 +257,24 @@ class Trainer:
             row_N = jnp.repeat(jnp.arange(batch.mask.shape[0]), batch.mask.shape[1])
             at = (row_N, self.bands[targets_N])
             zeros = jnp.zeros((batch.mask.shape[0], self.band_count))
-            true_logp = stream.log_likelihood(batch.inputs, batch.targets)
+            true_logp = heldout.log_likelihood(batch.inputs, batch.targets)
+            sizes = heldout.byte_counts(targets_N)
             return changed.get("carry", {}), Evaluation(
                 zeros.at[at].add(nll_N * mask_N),
                 zeros.astype(jnp.int32).at[at].add(mask_N.astype(jnp.int32)),
                 None if true_logp is None else zeros[:, 0].at[row_N].add((true_logp.reshape(-1) + nll_N) * mask_N),
+                None if sizes is None else zeros[:, 0].astype(jnp.int32).at[row_N].add(sizes * mask_N),
             )
 
         sums = jax.lax.scan(one, self._fresh_carry(), jnp.arange(self._batches(tokens)))[1]
         return jax.tree.map(lambda of_batches: of_batches.reshape(-1, *of_batches.shape[2:]), sums)
 
     @functools.partial(jax.jit, static_argnames=("self", "tokens"))
-    def probe(self, params: PyTree, stream: Stream, tokens: int) -> Probe:
+    def probe(self, params: PyTree, heldout: Heldout, tokens: int) -> Probe:
         """Row statistics of the gradient of the mean loss over the first `tokens` held-out tokens."""
 
         def one(index: Int[Array, ""], carry: tuple[Any, ...]) -> tuple[Any, ...]:
-            batch = heldout_batch(stream, index, tokens)
+            batch = heldout_batch(heldout, index, tokens)
             b = backward(self.model, params, batch.inputs, batch.targets, mask=batch.mask, carry=carry[3])
             weight = batch.mask.sum() / tokens
             sums = jax.tree.map(lambda total, new: total + weight * new, carry[0], tables(b))

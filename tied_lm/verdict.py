@@ -125,8 +125,12 @@ def conclusions(summary: Mapping[str, Any]) -> list[str]:
 
 
 def arm_table(summary: Mapping[str, Any]) -> list[list[str]]:
-    """One row for each arm: parameters, loss, excess, difference."""
-    rows = [["arm", "parameters", "held-out loss", "excess", f"less {summary['baseline']}"]]
+    """One row for each arm: parameters, loss, what the loss amounts to (where that means something), difference."""
+    digits = {"excess": 4, "perplexity": 2, "bits_per_byte": 4}
+    # The summaries of older folders lack the last two.
+    present = [key for key in digits if any(arm.get(key) for arm in summary["arms"].values())]
+    names = [key.replace("_", " ") for key in present]
+    rows = [["arm", "parameters", "held-out loss", *names, f"less {summary['baseline']}"]]
     for name, arm in summary["arms"].items():
         difference = summary["differences"].get(name)
         rows.append(
@@ -134,7 +138,7 @@ def arm_table(summary: Mapping[str, Any]) -> list[list[str]]:
                 name,
                 f"{arm['parameters']:,}",
                 with_interval(arm["eval_loss"]),
-                "-" if arm["excess"] is None else with_interval(arm["excess"]),
+                *(with_interval(arm[key], digits=digits[key]) if arm.get(key) else "-" for key in present),
                 "-" if difference is None else with_interval(difference["eval_loss"], "+"),
             ]
         )
