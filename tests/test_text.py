@@ -1,19 +1,17 @@
-"""Real text: which files it is read from, how it is split, and the windows of the stream."""
+"""Which files text is read from, how it is split, and how a document is read."""
 
 import dataclasses
-import hashlib
 import os
+import random
 
-import jax
 import numpy as np
 import pytest
 
 from configs import toy
 from tied_lm.config import ConfigError, build_run
-from tied_lm.streams import TextStream
-from tied_lm.text import read_split
+from tied_lm.text import Document, break_of, read_split
 
-DATA = dataclasses.replace(build_run(toy.get_config().to_dict()).data, source="text", batch_size=4, length=8)
+DATA = dataclasses.replace(build_run(toy.get_config().to_dict()).data, source="text")
 
 
 @pytest.fixture
@@ -26,29 +24,50 @@ def library(tmp_path):
     return tmp_path
 
 
-def files_of(part):
+def read(*paths, fraction=0.1, seed=0, heldout_paths=(), **fields):
+    """The documents of both parts."""
+    return read_split(
+        dataclasses.replace(
+            DATA,
+            paths=tuple(map(str, paths)),
+            heldout_paths=tuple(map(str, heldout_paths)),
+            heldout_fraction=fraction,
+            seed=seed,
+            **fields,
+        )
+    )
+
+
+def text_of(documents):
+    """Their bytes, read in both ways."""
+    text = b"".join(block for document in documents for _, block in document.blocks())
+    assert b"".join(document.mapped().tobytes() for document in documents) == text
+    return text
+
+
+def files_of(documents):
     """Which files of the library a part holds, in their order; each must be whole."""
+    part = np.frombuffer(text_of(documents), np.uint8)
     assert (np.reshape(part, (-1, 100)) == part[::100, None]).all()
     return part[::100].tolist()
 
 
-train_batches = jax.jit(lambda stream, steps: jax.vmap(stream.batch)(steps))
-heldout_batches = jax.jit(lambda stream, indices: jax.vmap(stream.heldout)(indices))
-
-
 def all_files(*paths):
-    split = read_split(tuple(str(p) for p in paths), 0.1, 0)
+    split = read(*paths)
     return sorted(files_of(split.train) + files_of(split.heldout))
 
 
-def stream(*paths, seed=0, data_seed=0, **fields):
-    paths = tuple(str(p) for p in paths)
-    return TextStream.build(dataclasses.replace(DATA, paths=paths, seed=data_seed, **fields), seed)
+def refusal(*paths, **fields):
+    with pytest.raises(ConfigError) as error:
+        read(*paths, **fields)
+    message = str(error.value)
+    assert "\n" not in message
+    return message
 
 
 @pytest.mark.parametrize(("fraction", "heldout"), [(0.01, 1), (0.06, 2), (0.1, 2), (0.5, 10), (0.999, 19)])
 def test_whole_files_are_held_out(library, fraction, heldout):
-    split = read_split((str(library),), fraction, 0)
+    split = read(library, fraction=fraction)
     train_files, heldout_files = files_of(split.train), files_of(split.heldout)
     assert len(heldout_files) == heldout
     assert sorted(train_files + heldout_files) == list(range(20))
@@ -58,7 +77,7 @@ def test_whole_files_are_held_out(library, fraction, heldout):
 
 def test_the_seed_of_the_data_draws_the_held_out_files(library):
     def heldout(seed):
-        return files_of(read_split((str(library),), 0.2, seed).heldout)
+        return files_of(read(library, fraction=0.2, seed=seed).heldout)
 
     assert heldout(0) == heldout(0)
     assert heldout(0) != heldout(1)
@@ -78,7 +97,7 @@ def test_files_folders_and_globs(library, monkeypatch):
 def test_a_file_whose_name_looks_like_a_glob(tmp_path):
     path = tmp_path / "[x].txt"
     path.write_bytes(b"0123456789")
-    assert read_split((str(path),), 0.2, 0).train.tobytes() == b"01234567"
+    assert text_of(read(path, fraction=0.2).train) == b"01234567"
 
 
 def test_copies_are_dropped(library):
@@ -91,114 +110,89 @@ def test_copies_are_dropped(library):
 def test_a_single_file_is_cut_and_its_end_held_out(tmp_path):
     (tmp_path / "one").write_bytes(bytes(range(100)))
     (tmp_path / "copy").write_bytes(bytes(range(100)))
-    split = read_split((str(tmp_path),), 0.25, 0)
-    assert split.train.tolist() == list(range(75))
-    assert split.heldout.tolist() == list(range(75, 100))
+    split = read(tmp_path, fraction=0.25)
+    assert text_of(split.train) == bytes(range(75))
+    assert text_of(split.heldout) == bytes(range(75, 100))
+
+
+def test_words_and_pieces_are_cut_behind_a_line(tmp_path):
+    (tmp_path / "one").write_bytes(b"one two three\nfour five\nsix seven\n")
+    for tokenizer in ("words", "bpe"):
+        split = read(tmp_path / "one", fraction=0.4, tokenizer=tokenizer)
+        assert (text_of(split.train), text_of(split.heldout)) == (b"one two three\n", b"four five\nsix seven\n")
+    (tmp_path / "one").write_bytes("éééé".encode())
+    split = read(tmp_path / "one", fraction=0.4, tokenizer="bpe")
+    assert text_of(split.train).decode() + text_of(split.heldout).decode() == "éééé"
+    assert len(text_of(split.train)) == 4
 
 
 def test_the_default_is_the_text_of_python():
-    split = read_split((), 0.1, 0)
-    total = split.train.size + split.heldout.size
-    assert total > 5_000_000
-    assert 0.1 <= split.heldout.size / total < 0.12
-    both = split.train.tobytes() + b"\n" + split.heldout.tobytes()
+    split = read()
+    train, heldout = text_of(split.train), text_of(split.heldout)
+    assert len(train) + len(heldout) > 5_000_000
+    assert 0.1 <= len(heldout) / (len(train) + len(heldout)) < 0.12
+    both = train + b"\n" + heldout
     assert b"class OrderedDict" in both  # the standard library
     assert b"class TestCase(" in both
     assert b"class BaseTest(" not in both  # its tests
     assert b"import jax" not in both  # installed packages
-    assert read_split((), 0.1, 1).heldout.tobytes() != split.heldout.tobytes()
+    assert text_of(read(seed=1).heldout) != heldout
 
 
-def test_training_windows_lie_in_the_training_text(tmp_path):
-    # The whole of a cut file can be told from any window: each byte is one more than the last.
-    (tmp_path / "one").write_bytes(bytes(range(200)))
-    s = stream(tmp_path / "one", heldout_fraction=0.25)
-    batches = train_batches(s, np.arange(400))
-    assert batches.inputs.shape == (400, 4, 8)
-    assert batches.mask.all()
-    np.testing.assert_array_equal(batches.targets, batches.inputs + 1)
-    np.testing.assert_array_equal(batches.inputs[..., 1:], batches.inputs[..., :-1] + 1)
-    # Every start is drawn, to the last one that fits, and not one beyond.
-    assert np.unique(batches.inputs[..., 0]).tolist() == list(range(150 - 8))
+def test_files_that_are_named_are_held_out(library):
+    split = read(library / "a", heldout_paths=[library / "b"])
+    assert (files_of(split.train), files_of(split.heldout)) == (list(range(10)), list(range(10, 20)))
+    # What is held out is not trained on, even if both name it.
+    split = read(library, heldout_paths=[library / "a" / "0*.txt"])
+    assert files_of(split.heldout) == [1, 3, 5, 7, 9]
+    assert files_of(split.train) == [0, 2, 4, 6, 8, *range(10, 20)]
+    assert refusal(library / "a", heldout_paths=[library]).startswith("data.heldout_paths = ")
+    message = refusal(library, heldout_paths=[library / "none"])
+    assert message.startswith("data.heldout_paths = ")
+    assert message.endswith("existing files or folders, or globs that match some")
 
 
-def test_held_out_windows_are_disjoint_and_complete(tmp_path):
-    (tmp_path / "one").write_bytes(bytes(range(200)))
-    s = stream(tmp_path / "one", heldout_fraction=0.28)
-    # 56 bytes are 6 windows of 8 targets: a seventh would lack its last target.
-    assert s.heldout_tokens == 48
-    batches = heldout_batches(s, np.arange(3))
-    mask = np.asarray(batches.mask)
-    assert mask.sum(axis=(1, 2)).tolist() == [32, 16, 0]
-    assert (mask == mask[..., :1]).all()
-    assert np.sort(batches.inputs[mask]).tolist() == list(range(144, 192))
-    assert np.sort(batches.targets[mask]).tolist() == list(range(145, 193))
-    np.testing.assert_array_equal(batches.targets, batches.inputs + 1)
-    assert not (np.diff(batches.inputs[0, :, 0]) == 8).all()  # a random order
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("a b\nc d\ne f", "a b\nc d\n"),
+        ("a b c", "a b"),
+        ("abc", "ab"),
+        ("aé", "a"),
+        ("a漢", "a"),
+        ("😀😀", "😀"),
+        (" a", " "),
+        ("a", "a"),
+    ],
+)
+def test_texts_are_broken_where_it_does_least_harm(text, first):
+    assert text.encode()[: break_of(text.encode())].decode() == first
 
 
-def test_no_held_out_file_is_trained_on(library):
-    s = stream(library, heldout_fraction=0.3)
-    trained = np.unique(train_batches(s, np.arange(300)).inputs)
-    held = np.unique(heldout_batches(s, np.arange(20)).inputs)
-    assert len(held) == 6
-    assert sorted([*trained, *held]) == list(range(20))
+def test_blocks_are_text_and_make_up_the_document():
+    rng = random.Random(0)
+    text = "".join(rng.choice(["a", " ", "\n", "é", "漢", "😀"]) for _ in range(2000))
+    raw = text.encode()
+    for size in (5, 7, 100, 10**6):
+        document = Document("x", raw, 0, len(raw), np.dtype(np.uint8), "")
+        blocks = list(document.blocks(size))
+        assert "".join(block.decode() for _, block in blocks) == text
+        assert all(raw[offset:].startswith(block) for offset, block in blocks)
+        assert max(len(block) for _, block in blocks) <= size + 100
 
 
-def test_batches_depend_on_seed_and_step_alone(library):
-    def batch(step, after=(), **kwargs):
-        s = stream(library, **kwargs)
-        for other in after:
-            s.batch(other)
-        return np.asarray(s.batch(step).inputs).tolist(), np.asarray(s.heldout(1).inputs).tolist()
-
-    train, heldout = batch(3)
-    assert batch(3, after=(0, 9)) == (train, heldout)
-    assert batch(4)[0] != train
-    assert batch(3, seed=1)[0] != train
-    assert batch(3, seed=1)[1] == heldout
-    assert batch(3, data_seed=1)[1] != heldout
-    s = stream(library)
-    assert np.asarray(jax.jit(lambda s, step: s.batch(step))(s, 3).inputs).tolist() == train
-    assert np.asarray(stream(library, seed=1).with_seed(0).batch(3).inputs).tolist() == train
-
-
-def test_frequencies_and_hashes_are_those_of_the_text(tmp_path):
-    (tmp_path / "one").write_bytes(b"aaab" * 10 + b"cd" * 10)
-    s = stream(tmp_path / "one", heldout_fraction=1 / 3)
-    frequencies = s.frequencies
-    assert frequencies.shape == (256,)
-    assert frequencies[ord("a")] == 0.75
-    assert frequencies[ord("b")] == 0.25
-    assert frequencies.sum() == 1
-    assert s.content == {
-        "text_train": {"bytes": 40, "sha256": hashlib.sha256(b"aaab" * 10).hexdigest()},
-        "text_heldout": {"bytes": 20, "sha256": hashlib.sha256(b"cd" * 10).hexdigest()},
-    }
-    assert s.entropy is None
-    assert s.log_likelihood(np.array([1]), np.array([2])) is None
-
-
-def test_tokens_are_shown_as_what_they_are(tmp_path):
-    (tmp_path / "one").write_bytes(b"text" * 100)
-    strings = stream(tmp_path / "one").token_strings
-    assert [strings[i] for i in (10, 32, 65, 126, 127, 255)] == ["<0x0A>", "<0x20>", "A", "~", "<0x7F>", "<0xFF>"]
-
-
-def refusal(*paths, **fields):
-    with pytest.raises(ConfigError) as error:
-        stream(*paths, **fields)
-    message = str(error.value)
-    assert "\n" not in message
-    return message
+def test_a_file_that_becomes_shorter_is_noticed(tmp_path):
+    (tmp_path / "one").write_bytes(b"x" * 100)
+    (document,) = read(tmp_path / "one").train
+    (tmp_path / "one").write_bytes(b"x" * 50)
+    with pytest.raises(OSError, match="has become shorter"):
+        list(document.blocks())
 
 
 def test_missing_files_are_refused(tmp_path):
     path = tmp_path / "none*.txt"
-    message = refusal(path)
-    assert (
-        message
-        == f"data.paths = {str(path)!r} is not possible; allowed: existing files or folders, or globs that match some"
+    assert refusal(path) == (
+        f"data.paths = {str(path)!r} is not possible; allowed: existing files or folders, or globs that match some"
     )
 
 
@@ -216,20 +210,15 @@ def test_unreadable_files_are_refused(tmp_path):
     assert "files that can be read" in message
 
 
-def test_text_shorter_than_one_sequence_is_refused(tmp_path):
-    (tmp_path / "one").write_bytes(b"x" * 18)
-    assert stream(tmp_path / "one", heldout_fraction=0.5).heldout_tokens == 8
-    (tmp_path / "one").write_bytes(b"x" * 17)
-    message = refusal(tmp_path / "one", heldout_fraction=0.5)
-    assert message.startswith("data.paths = ")
-    assert "held-out part has data.length + 1 = 9 bytes; it has 8" in message
-    message = refusal(tmp_path / "one", heldout_fraction=0.9)
-    assert "training part has data.length + 1 = 9 bytes; it has 2" in message
-
-
-def test_a_vocabulary_without_the_largest_byte_is_refused(tmp_path):
-    (tmp_path / "one").write_bytes(b"az" * 100)
-    assert refusal(tmp_path / "one", vocab_size=122) == (
-        "data.vocab_size = 122 is not possible; allowed: above 122, the largest byte of the text"
+@pytest.mark.parametrize("tokenizer", ["bytes", "words", "bpe"])
+@pytest.mark.parametrize("suffix", [".bin", ".npy"])
+def test_files_of_ids_are_no_text(tmp_path, tokenizer, suffix):
+    path = tmp_path / f"x{suffix}"
+    path.write_bytes(b"text")
+    assert refusal(path, tokenizer=tokenizer) == (
+        f"data.paths = {str(path)!r} is not possible; allowed: text; .bin and .npy files need data.tokenizer = 'ids'"
     )
-    assert stream(tmp_path / "one", vocab_size=123).vocab_size == 123
+
+
+def test_the_text_of_python_holds_no_ids():
+    assert refusal(tokenizer="ids").startswith("data.paths = ()")

@@ -4,6 +4,7 @@ import bisect
 import fcntl
 import hashlib
 import json
+import mmap
 import shutil
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -21,13 +22,17 @@ from tied_lm.tokenizers import TOKENIZERS, Tokenizer
 FORMAT = 1  # of what is kept; a higher one leaves older ones alone
 META, MODEL, COUNTS = "meta.json", "tokenizer", "counts.npy"
 PARTS = ("train", "heldout")
+RELEASE_EVERY = 32  # windows
+RESIDENT_BYTES = 2**28  # of a mapped file, which may stay in memory
 
 
 class Tokens:
     """Token ids in mapped files, one behind the other as one sequence."""
 
     def __init__(self, parts: Sequence[Int[np.ndarray, "N"]]):
-        self.parts = [part for part in parts if part.size]
+        large: list[Any] = [part.base for part in parts if part.nbytes > RESIDENT_BYTES]
+        self.maps = [base for base in large if isinstance(base, mmap.mmap)]
+        self.parts = [np.asarray(part) for part in parts if part.size]
         self.ends = np.cumsum([part.size for part in self.parts], dtype=np.int64).tolist()
 
     @property
@@ -44,6 +49,15 @@ class Tokens:
             count -= found[-1].size
             start = (start + found[-1].size) % self.size
         return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def read_windows(self, starts_N: Int[np.ndarray, "N"], windows_NxW: Int[np.ndarray, "N W"]) -> None:
+        """Fill each row with the ids from its start on."""
+        for n, (row, start) in enumerate(zip(windows_NxW, starts_N.tolist(), strict=True)):
+            row[:] = self.read(start, row.size)
+            # The system maps up to 2 MiB around each place that is read, and unmaps nothing by itself.
+            if (n + 1) % RELEASE_EVERY == 0:
+                for mapped in self.maps:
+                    mapped.madvise(mmap.MADV_DONTNEED)
 
 
 class Corpus(NamedTuple):
@@ -169,7 +183,7 @@ def _kept(place: Path, kind: type[Tokenizer], split: Split, data: Data) -> Corpu
     dtype = id_dtype(max(data.vocab_size, 256))
     paths = (place / f"{name}.bin" for name in PARTS)
     # An empty file cannot be mapped.
-    train, heldout = (Tokens([np.asarray(np.memmap(p, dtype, "r"))] if p.stat().st_size else []) for p in paths)
+    train, heldout = (Tokens([np.memmap(p, dtype, "r")] if p.stat().st_size else []) for p in paths)
     content, model = _content(split, (train, heldout)), (place / MODEL).read_bytes()
     if model:
         content["text_tokenizer"] = {"sha256": hashes[MODEL]}

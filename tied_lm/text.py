@@ -76,7 +76,7 @@ class Document:
         if isinstance(self.place, bytes):
             return np.frombuffer(self.place[self.start : self.stop], self.dtype)
         # An empty file cannot be mapped.
-        return np.asarray(np.memmap(self.place, self.dtype, "r", self.start, (count,))) if count else np.zeros(0, int)
+        return np.memmap(self.place, self.dtype, "r", self.start, (count,)) if count else np.zeros(0, self.dtype)
 
 
 class Split(NamedTuple):

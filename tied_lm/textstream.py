@@ -121,9 +121,8 @@ class TextStream:
     def ahead(self, step: int, updates: int) -> Windows:
         """What a dispatch of some updates needs, at most `most_updates`. A batch depends on seed and step alone."""
         tokens = np.zeros((self.most_updates, self.data.batch_size, self.data.length + 1), id_dtype(self.vocab_size))
-        for rows, starts in zip(tokens, self._starts(step, updates), strict=False):
-            for row, start in zip(rows, starts.tolist(), strict=True):
-                row[:] = self.corpus.train.read(start, row.size)
+        windows = tokens[:updates].reshape(-1, tokens.shape[-1])
+        self.corpus.train.read_windows(self._starts(step, updates).ravel(), windows)
         return Windows(jnp.asarray(tokens), jnp.asarray(step, jnp.int32))
 
     def _heldout_order(self) -> Int[np.ndarray, "W"]:
@@ -149,8 +148,7 @@ class TextStream:
         batches = -(-min(tokens, order.size * length) // (rows * length))
         order = order[: batches * rows]
         windows = np.zeros((batches * rows, length + 1), id_dtype(self.vocab_size))
-        for row, window in zip(windows, order.tolist(), strict=False):
-            row[:] = self.corpus.heldout.read(window * length, row.size)
+        self.corpus.heldout.read_windows(order * length, windows[: order.size])
         exists = np.arange(batches * rows) < order.size
         sizes = self.corpus.tokenizer.sizes
         return HeldoutWindows(
