@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -116,10 +117,39 @@ def test_own_text_by_one_flag(tmp_path):
     text.write_text("the cat sat on the mat. " * 100)
     arguments = [a for a in SMALL if "vocab_size" not in a]
     paths = f"--config.data.paths={text}"
-    succeed("compare", "--config=configs/text.py", paths, f"--workdir={tmp_path / 'run'}", *arguments)
+    out = succeed("compare", "--config=configs/text.py", paths, f"--workdir={tmp_path / 'run'}", *arguments)
+    assert "bits per byte" in out
+    for arm in summary_of(tmp_path / "run")["arms"].values():
+        assert arm["bits_per_byte"]["mean"] == pytest.approx(arm["eval_loss"]["mean"] / math.log(2))
+        assert arm["perplexity"] is None
     config = json.loads((tmp_path / "run/config.json").read_text())
     assert config["data"]["paths"] == [str(text)]
     assert config["text_train"]["bytes"] + config["text_heldout"]["bytes"] == text.stat().st_size
+
+
+def test_words_in_the_layout_of_ptb(tmp_path):
+    rng = np.random.default_rng(0)
+    for part, lines in (("train", 300), ("valid", 100)):
+        words = rng.choice(["the", "cat", "sat", "<unk>", "N"], (lines, 6))
+        (tmp_path / f"ptb.{part}.txt").write_text("".join(f" {' '.join(line)} \n" for line in words))
+    arguments = [a for a in SMALL if "vocab_size" not in a]
+    arguments += [
+        f"--config.data.paths={tmp_path / 'ptb.train.txt'}",
+        f"--config.data.heldout_paths={tmp_path / 'ptb.valid.txt'}",
+        f"--workdir={tmp_path / 'run'}",
+    ]
+    done = call("compare", "--config=configs/words.py", *arguments)
+    assert done.returncode == 2
+    (line,) = done.stderr.strip().splitlines()
+    assert "data.vocab_size = 10000 is not possible; allowed: at most 6: " in line
+    out = succeed("compare", "--config=configs/words.py", "--config.data.vocab_size=6", *arguments)
+    assert "perplexity" in out
+    for arm in summary_of(tmp_path / "run")["arms"].values():
+        assert arm["perplexity"]["per_seed"] == pytest.approx(np.exp(arm["eval_loss"]["per_seed"]))
+        assert arm["bits_per_byte"] is None
+    config = json.loads((tmp_path / "run/config.json").read_text())
+    assert config["text_train"]["tokens"] == 300 * 7
+    assert len(config["text_tokenizer"]["sha256"]) == 64
 
 
 def test_comparison_leaves_what_it_promises(small):

@@ -207,3 +207,25 @@ def test_more_classes_than_tokens_are_refused():
         ConfigError, match=r"data\.classes = 38 is not possible; allowed: at most data\.vocab_size = 37"
     ):
         build(37, 38)
+
+
+def test_the_toy_stream_needs_nothing_ahead():
+    stream = build()
+    assert stream.ahead(3, 100) is stream
+    assert stream.heldout_ahead(100) is stream
+    assert stream.most_updates == np.inf
+
+
+def test_toy_tokens_as_text():
+    stream = build()
+    assert stream.decode(np.array([3, 36])) == "3 36"
+    assert stream.encode("3 36") == [3, 36]
+    with pytest.raises(ConfigError, match=r"^text = '37' is not possible; allowed: ids from 0 to 36"):
+        stream.encode("37")
+
+
+def test_toy_sequences_do_not_go_on():
+    with pytest.raises(
+        ConfigError, match=r"^data\.order = 'contiguous' .* allowed: random, unless data\.source = 'text'"
+    ):
+        build(order="contiguous")

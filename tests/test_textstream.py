@@ -81,10 +81,8 @@ def test_batches_depend_on_seed_and_step_alone(count_up):
 
 def test_the_batches_are_the_same_on_every_machine(count_up):
     starts = batches_of(stream(count_up, seed=3), 3).inputs[..., 0]
-    assert starts.tolist() == PINNED
-
-
-PINNED = [[0]]
+    # Philox is the same with every version of NumPy, which its other methods of drawing whole numbers need not be.
+    assert starts.tolist() == [[60, 77, 0, 29], [143, 123, 118, 131], [156, 140, 131, 85]]
 
 
 @pytest.mark.parametrize("order", ["random", "contiguous"])
@@ -174,10 +172,11 @@ def test_of_a_large_held_out_part_windows_at_even_distances_are_used(tmp_path, m
     (tmp_path / "one").write_bytes(text.tobytes() + b"\0")
     s = stream(tmp_path / "one", heldout_fraction=801 / 1601, order=order)
     assert s.heldout_tokens == 20 * 8
-    windows = np.sort(heldout_of(s, 10**9, 5).inputs[..., 0].ravel())
-    assert windows[0] == 100
-    expected = 5 if order == "random" else None
-    assert expected is None or (np.diff(windows) == expected).all()
+    windows = heldout_of(s, 10**9, 5).inputs[..., 0]
+    if order == "random":
+        assert np.sort(windows.ravel()).tolist() == list(range(100, 200, 5))
+    else:
+        assert windows.T.tolist() == [list(range(start, start + 5)) for start in (100, 125, 150, 175)]
 
 
 def test_frequencies_are_those_of_the_text(tmp_path):
@@ -201,10 +200,9 @@ def test_what_is_unknown_of_text(count_up):
 
 
 @pytest.mark.parametrize(
-    ("tokenizer", "vocab_size", "perplexity", "size"),
-    [("bytes", 256, False, 1), ("bpe", 290, True, 3), ("words", 7, True, None)],
+    ("tokenizer", "vocab_size", "perplexity"), [("bytes", 256, False), ("bpe", 280, True), ("words", 7, True)]
 )
-def test_text_to_ids_and_back(tmp_path, tokenizer, vocab_size, perplexity, size):
+def test_text_to_ids_and_back(tmp_path, tokenizer, vocab_size, perplexity):
     (tmp_path / "one").write_text("the cat sat on mat\n" * 200)
     s = stream(tmp_path / "one", tokenizer=tokenizer, vocab_size=vocab_size)
     ids = s.encode("the cat\n")
@@ -212,10 +210,7 @@ def test_text_to_ids_and_back(tmp_path, tokenizer, vocab_size, perplexity, size)
     assert len(s.token_strings) == vocab_size
     assert s.perplexity == perplexity
     counts = s.heldout_ahead(8).byte_counts(np.array(ids))
-    if size is None:
-        assert counts is None
-    else:
-        assert int(counts.sum()) == len("the cat\n")
+    assert counts is None if tokenizer == "words" else int(counts.sum()) == len("the cat\n")
 
 
 def test_ids_as_text(tmp_path):

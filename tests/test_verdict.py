@@ -84,6 +84,35 @@ def test_text_has_no_entropy():
     assert "entropy" not in verdict(without)
 
 
+def test_what_the_loss_amounts_to_is_told_where_it_means_something():
+    with_both = summary([0.005, 0.015])
+    assert "perplexity" not in verdict(with_both)  # as in the summaries of older folders
+    for one in with_both["arms"].values():
+        one |= {"perplexity": values(74.25), "bits_per_byte": values(1.5, [1.4, 1.6]), "excess": None}
+    text = verdict(with_both | {"entropy": None})
+    header, tied, _ = text.splitlines()[1:4]
+    assert header.split() == [
+        "arm",
+        "parameters",
+        "held-out",
+        "loss",
+        "perplexity",
+        "bits",
+        "per",
+        "byte",
+        "less",
+        "untied",
+    ]
+    assert "  74.25  1.5000 [1.4000, 1.6000]  " in tied
+
+
+def test_an_empty_band_is_readable():
+    one = summary([0.005, 0.015])
+    one["arms"]["tied"]["bands"]["unseen"] = one["arms"]["tied"]["bands"]["0"] | {"loss": None, "frequency": 0.0}
+    (line,) = [line for line in verdict(one).splitlines() if line.startswith("  unseen")]
+    assert line.split()[:4] == ["unseen", "10", "0.0%", "-"]
+
+
 def test_the_table_holds_the_account_and_the_bands_of_the_tied_arm_alone():
     text = verdict(summary([0.005, 0.015]))
     for words in (
