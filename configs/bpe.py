@@ -9,5 +9,4 @@ def get_config() -> ConfigDict:
     c = text.get_config()
     c.data.tokenizer = "bpe"
     c.data.vocab_size = 4096
-    c.optimizer.learning_rate = 0.005
     return c

@@ -13,5 +13,4 @@ def get_config() -> ConfigDict:
     c.data.tokenizer = "words"
     c.data.vocab_size = 10_000
     c.data.eval_tokens = 100_000  # all of the validation part of PTB
-    c.optimizer.learning_rate = 0.005
     return c

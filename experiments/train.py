@@ -38,6 +38,8 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     print(f"{config.model.tying}, {arm.trainer.account()['total']:,} parameters, after {config.train.steps:,} updates:")
     for tag, words in {
         "loss/eval": "held-out loss, nats a token",
+        "loss/perplexity": "perplexity",
+        "loss/bits_per_byte": "bits a byte",
         "loss/excess": "above the best possible loss",
         "probe/split/share": "lookup's share of the squared gradient (probe)",
         "probe/split/cosine": "cosine of lookup and scoring (probe)",

@@ -156,6 +156,20 @@ def test_a_corpus_that_cannot_be_made_leaves_nothing(cache, tmp_path, monkeypatc
     assert open_corpus(data).train.size == len(TEXT) * 3 // 4
 
 
+def test_a_file_that_changes_meanwhile_is_noticed(cache, tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text(TEXT)
+    encode = Bytes.encode_document
+
+    def change(self, document):
+        yield from encode(self, document)
+        (tmp_path / "a.txt").write_text(TEXT.upper())
+
+    monkeypatch.setattr(Bytes, "encode_document", change)
+    with pytest.raises(OSError, match=r"a\.txt has changed while it was read"):
+        open_corpus(dataclasses.replace(DATA, paths=(str(tmp_path / "a.txt"),)))
+    assert folders(cache) == []
+
+
 def test_what_a_killed_process_left_is_no_hindrance(cache, tmp_path):
     (tmp_path / "a.txt").write_text(TEXT)
     data = dataclasses.replace(DATA, paths=(str(tmp_path / "a.txt"),))

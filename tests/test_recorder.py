@@ -71,6 +71,18 @@ def test_a_record_lands_everywhere(tmp_path):
         _ = run.config
 
 
+def test_tokens_are_shown_harmlessly(tmp_path):
+    tokens = ["<b>|x|</b>\n", "\t", " the", "\x1b[2J", "\x00", "__a__"]
+    record(tmp_path, [0], token_strings=tokens, tokens=[0])
+    shown = ["<b>|x|</b><0x0A>", "<0x09>", "␣the", "<0x1B>[2J", "<0x00>", "__a__"]
+    with open_run(tmp_path).rows as rows:
+        assert rows.token_string.values.tolist() == shown
+        assert rows.lookup.swap_dims(token="token_string").sel(token_string="␣the", step=0) == 2
+    (path,) = tmp_path.glob("events.*")
+    cell = "&#60;b&#62;&#124;x&#124;&#60;&#47;b&#62;&#60;0x0A&#62;"
+    assert f"| named_0 | 0 | {cell} |" in path.read_bytes().decode("latin1")
+
+
 def test_the_histograms_are_those_of_the_norms(tmp_path):
     record(tmp_path, [0])
     values = {value.tag: value for event in tiny.board_events(tmp_path) for value in event.summary.value}

@@ -40,6 +40,7 @@ def assert_holds(folder, steps, sign=1):
         assert dict(rows.sizes) == {"step": len(steps), "token": V}
         np.testing.assert_array_equal(rows.step, steps)
         np.testing.assert_array_equal(rows.token, np.arange(V))
+        assert rows.token.attrs == {"strings": STRINGS}
         for name in FIELDS:
             assert rows[name].dims == ("step", "token")
             assert rows[name].dtype == np.float32

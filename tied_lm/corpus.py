@@ -3,6 +3,7 @@
 import bisect
 import fcntl
 import hashlib
+import itertools
 import json
 import mmap
 import shutil
@@ -150,6 +151,9 @@ def _make(place: Path, kind: type[Tokenizer], split: Split, data: Data) -> None:
                             found[: counts.size] += counts
                             counts = found
                         ids.astype(id_dtype(max(data.vocab_size, 256))).tofile(file)
+        for document in itertools.chain(*split):
+            if isinstance(document.place, Path) and _hash(document.place) != document.sha256:
+                raise OSError(f"{document.name} has changed while it was read; try again")
         if largest >= data.vocab_size:
             raise ConfigError("data.vocab_size", data.vocab_size, f"above {largest}, the largest byte of the text")
         np.save(new / COUNTS, np.pad(counts, (0, data.vocab_size - counts.size)), allow_pickle=False)

@@ -63,7 +63,8 @@ class RowRecorder:
         first_step: int | None = None,
     ):
         self.folder, self.vocab_size, self.tied = Path(workdir), vocab_size, tied
-        self.token_strings = [visible(text) for text in token_strings or map(str, range(vocab_size))]
+        shown = [str(k) for k in range(vocab_size)] if token_strings is None else token_strings
+        self.token_strings = [visible(text) for text in shown]
         if len(self.token_strings) != vocab_size:
             raise ValueError(
                 f"token_strings has {len(self.token_strings)} entries, not one for each of {vocab_size} rows"

@@ -125,21 +125,26 @@ class TextStream:
         self.corpus.train.read_windows(self._starts(step, updates).ravel(), windows)
         return Windows(jnp.asarray(tokens), jnp.asarray(step, jnp.int32))
 
-    def _heldout_order(self) -> Int[np.ndarray, "W"]:
-        """The numbers of the held-out windows, in the order in which they are used, batch by batch."""
+    def _heldout_windows(self) -> tuple[int, int]:
+        """Held-out windows that there are, and of these the ones in use."""
         windows, rows = (self.corpus.heldout.size - 1) // self.data.length, self.data.batch_size
-        if self.data.order == "contiguous" and windows >= rows:
-            steps = min(windows // rows, -(-HELDOUT_WINDOWS // rows))
-            return (np.arange(rows) * (windows // rows) + np.arange(steps)[:, None]).ravel()
         used = min(windows, HELDOUT_WINDOWS)
-        order = np.arange(used) * windows // used
+        # Lanes are equally long.
+        return windows, used // rows * rows if self.data.order == "contiguous" and used >= rows else used
+
+    def _heldout_order(self) -> Int[np.ndarray, "W"]:
+        """The numbers of the windows in use, batch by batch."""
+        windows, used = self._heldout_windows()
+        if self.data.order == "contiguous":
+            lanes = min(self.data.batch_size, used)
+            return (np.arange(lanes) * (windows // lanes) + np.arange(used // lanes)[:, None]).ravel()
         # In random order any number of them is a fair sample.
-        return order if self.data.order == "contiguous" else np.random.default_rng(self.data.seed).permutation(order)
+        return np.random.default_rng(self.data.seed).permutation(np.arange(used) * windows // used)
 
     @property
     def heldout_tokens(self) -> int:
         """Target tokens in all held-out windows."""
-        return self._heldout_order().size * self.data.length
+        return self._heldout_windows()[1] * self.data.length
 
     def heldout_ahead(self, tokens: int) -> HeldoutWindows:
         """The held-out windows of the first so many target tokens, on the device; the same for every seed."""
