@@ -11,7 +11,7 @@ FIELDS = (
     "data.vocab_size=256",
     "data.batch_size=8",
     "data.length=128",
-    "data.eval_tokens=16_384",
+    "data.eval_tokens=8_192",
     "model.features=128",
     "model.body=transformer",
     "body.depth=4",
@@ -22,7 +22,7 @@ FIELDS = (
     "train.eval_every=500",
     "log.scalars_every=100",
     "log.rows_every=500",
-    "log.probe_tokens=16_384",
+    "log.probe_tokens=8_192",
     "checkpoint.every=500",
 )
 
