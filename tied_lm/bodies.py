@@ -65,8 +65,8 @@ def _forget_bias(key: Array, shape: tuple[int], dtype: DTypeLike) -> Float[Array
 class LstmCell(nn.RNNCellBase):
     """One step of an LSTM, given the inputs' part of the gates: c' = f c + i g, h' = o tanh(c').
 
-    The gates i, f, o are sigmoids and g a tanh of the four quarters of a = A x + b + R h. (Those of Flax give all
-    gates one initial bias.) The carry is (c, h), float32.
+    The gates i, f, o are sigmoids and g a tanh of the four quarters of a = A x + b + R h. The carry is (c, h), float32.
+    (In Flax's own cells the biases of all gates start alike.)
     """
 
     features: int
