@@ -195,3 +195,12 @@ def test_an_lstm_by_name(make_config):
 def test_options_of_an_lstm(make_config, field, value, allowed):
     with pytest.raises(ConfigError, match=rf"^body\.{field} = {value} is not possible; allowed: {allowed}$"):
         build_body(make_config("model.body=lstm", f"body.{field}={value}"))
+
+
+def test_a_stateful_lstm_wants_contiguous_text(make_config):
+    fields = ("model.body=lstm", "body.stateful=true")
+    with pytest.raises(
+        ConfigError, match=r"^body\.stateful = True is not .*: false, unless data.order = 'contiguous'$"
+    ):
+        build_body(make_config(*fields))
+    assert build_body(make_config(*fields, "data.source=text", "data.order=contiguous")).stateful

@@ -65,12 +65,12 @@ def test_text_has_no_excess_and_one_sequence_no_interval(tmp_path):
     assert found["perplexity"]["ci95"] is None
 
 
-def test_a_state_that_is_carried_on_makes_a_row_of_the_batches_one_sequence():
-    config = tiny.make_config("model.body=lstm", "body.stateful=true", "data.batch_size=3")
+def test_a_state_that_is_carried_on_makes_a_row_of_the_batches_one_sequence(tmp_path):
+    config = tiny.sequences(tmp_path, "stateful lstm, dropout, coupled adam", "data.batch_size=3")
     trainer, stream = tiny.new_trainer(config), build_stream(config)
     params = trainer.init(np.uint32(0)).params
     found = evaluate(trainer, params, stream, 60)  # 4 batches of 3 rows
-    sums = jax.device_get(trainer.evaluate(params, stream, 60))
+    sums = jax.device_get(trainer.evaluate(params, stream.heldout_ahead(60), 60))
     rows = np.asarray(sums.nll, np.float64).sum(axis=1).reshape(4, 3).sum(axis=0) / 20
     assert found["sequences"] == 3
     assert found["loss"]["ci95"] == pytest.approx(t_interval(rows), rel=1e-9)

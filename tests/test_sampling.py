@@ -79,7 +79,7 @@ def test_the_key_decides_and_the_prompt_stays():
 
 BODIES = [
     ("none",),
-    ("lstm", "body.stateful=true"),
+    ("lstm", "body.stateful=true", "data.source=text", "data.order=contiguous"),
     ("transformer", "body.heads=2", "model.init_std=1", "model.tying=soft_cap"),
 ]
 

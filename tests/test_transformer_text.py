@@ -8,7 +8,8 @@ from tied_lm import open_run
 
 FIELDS = (
     "data.source=text",
-    "data.vocab_size=256",
+    "data.tokenizer=bpe",
+    "data.vocab_size=4096",
     "data.batch_size=8",
     "data.length=128",
     "data.eval_tokens=8_192",

@@ -60,6 +60,7 @@ SEQUENCE_ARMS = {
         "body.depth=2",
         "body.dropout=0.2",
         "body.stateful=true",
+        "data.order=contiguous",
         "optimizer.name=coupled_adam",
     ),
 }
@@ -115,6 +116,11 @@ def write_letters(folder: Path, *overrides: str) -> Config:
     path.write_bytes(LETTERS)
     fields = (f"data.paths={path}", "data.source=text", "data.vocab_size=100", "data.batch_size=8")
     return make_config(*fields, "data.heldout_fraction=0.1", *overrides)
+
+
+def sequences(folder: Path, name: str, *overrides: str) -> Config:
+    """The config of a sequence arm on letters, half of which are held out."""
+    return write_letters(folder, "data.heldout_fraction=0.5", *SEQUENCE_ARMS[name], *overrides)
 
 
 def slots(trainer: Trainer, steps: list[int]) -> np.ndarray:

@@ -103,6 +103,13 @@ class Lstm(Body):
     dropout: Annotated[float, below_one] = 0.0
     stateful: bool = False  # carry (c, h) of each layer from batch to batch, else start each sequence from zeros
 
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        body = super().of(config)
+        if body.stateful and config.data.order != "contiguous":
+            raise ConfigError("body.stateful", True, "false, unless data.order = 'contiguous'")
+        return body
+
     @nn.compact
     def __call__(self, x: Float[Array, "*N D"], *, train: bool = False) -> Float[Array, "*N D"]:
         features, width = x.shape[-1], self.width or x.shape[-1]
