@@ -119,7 +119,7 @@ def _told(found: Mapping[str, Any]) -> str:
     rows = [["loss, nats a token", with_interval(found["loss"])]]
     if found["excess"] is not None:
         rows.append(["above the best possible loss", with_interval(found["excess"])])
-    if found["perplexity"]:
+    if found["perplexity"] is not None:
         rows.append(["perplexity, exp(loss)", with_interval(found["perplexity"], digits=2)])
     if found["bits_per_byte"] is not None:
         rows.append(["bits per byte", f"{found['bits_per_byte']:.4f}"])

@@ -9,6 +9,7 @@ from scipy.special import log_softmax
 from tests import tiny
 from tied_lm.evaluation import evaluate
 from tied_lm.loop import evaluation_scalars
+from tied_lm.streams import ToyStream
 from tied_lm.train import build_stream
 
 CONFIG = tiny.make_config()
@@ -30,7 +31,8 @@ def t_interval(values):
     return [values.mean() - half, values.mean() + half]
 
 
-def test_whole_sequences_give_the_t_interval_of_their_means():
+def test_whole_sequences_give_the_t_interval_of_their_means(monkeypatch):
+    monkeypatch.setattr(ToyStream, "perplexity", True)
     trainer, params = tiny.trainer_of(CONFIG), tiny.trajectory(CONFIG)[30].params
     found = evaluate(trainer, params, build_stream(CONFIG), 35)  # 7 sequences, half a batch at the end
     nll, excess, targets = per_sequence(CONFIG, params, 7)
@@ -50,9 +52,11 @@ def test_whole_sequences_give_the_t_interval_of_their_means():
 def test_the_loss_is_that_of_the_run():
     trainer, params, stream = tiny.trainer_of(CONFIG), tiny.trajectory(CONFIG)[39].params, build_stream(CONFIG)
     found = evaluate(trainer, params, stream, 23)
-    scalars = evaluation_scalars(jax.device_get(trainer.evaluate(params, stream, 23)))
+    scalars = evaluation_scalars(jax.device_get(trainer.evaluate(params, stream, 23)), stream)
     assert found["loss"]["mean"] == pytest.approx(scalars["loss/eval"], rel=1e-12)
     assert found["sequences"] == 5  # the last of three tokens
+    assert found["perplexity"] is None  # it means nothing for this stream
+    assert found["bits_per_byte"] is None
 
 
 def test_text_has_no_excess_and_one_sequence_no_interval(tmp_path):
@@ -62,7 +66,7 @@ def test_text_has_no_excess_and_one_sequence_no_interval(tmp_path):
     assert found["excess"] is None
     assert found["sequences"] == 1
     assert found["loss"]["ci95"] is None
-    assert found["perplexity"]["ci95"] is None
+    assert found["bits_per_byte"] == pytest.approx(found["loss"]["mean"] / np.log(2))  # a token is a byte
 
 
 def test_a_state_that_is_carried_on_makes_a_row_of_the_batches_one_sequence(tmp_path):

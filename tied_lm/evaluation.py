@@ -1,6 +1,5 @@
 """How good a trained state is on held-out tokens, and how sure that is."""
 
-import math
 from typing import Any
 
 import jax
@@ -18,7 +17,8 @@ def evaluate(trainer: Trainer, params: PyTree, stream: Stream, tokens: int) -> d
     """Held-out loss, excess and loss by band in nats a token, each with its mean and 95% t interval.
 
     The tokens of a sequence are correlated, so the interval is one over sequences. Where the body carries a state from
-    batch to batch, the sequences in one row of the batches are one.
+    batch to batch, the sequences in one row of the batches are one. Perplexity, exp(loss), and bits per byte are there
+    where they mean something.
 
     Args:
         tokens: how many held-out tokens; no more than there are.
@@ -39,11 +39,17 @@ def evaluate(trainer: Trainer, params: PyTree, stream: Stream, tokens: int) -> d
         "sequences": int(used.sum()),
         "loss": loss,
         "excess": None if excess_S is None else ratio(excess_S[used], counts_S),
-        "perplexity": stream.perplexity
-        and {"mean": math.exp(loss["mean"]), "ci95": loss["ci95"] and [math.exp(bound) for bound in loss["ci95"]]},
+        "perplexity": _exponential(loss) if stream.perplexity else None,
         "bits_per_byte": scalars.get("loss/bits_per_byte"),
         "bands": {
             bands.NAMES[band]: ratio(nll_SxG[used, band], tokens_SxG[used, band])
             for band in np.flatnonzero(tokens_SxG.sum(axis=0))
         },
     }
+
+
+def _exponential(values: dict[str, Any]) -> dict[str, Any]:
+    """exp of a mean and of the ends of its interval."""
+    with np.errstate(over="ignore"):
+        ends = None if values["ci95"] is None else np.exp(values["ci95"]).tolist()
+        return {"mean": float(np.exp(values["mean"])), "ci95": ends}
