@@ -110,12 +110,13 @@ def test_an_interrupt_reaches_the_workers_and_loses_nothing(tmp_path):
     arguments = [*SHORT, "--config.train.steps=100000", "--config.checkpoint.every=50", "--grid=seed=3,4"]
     command = [sys.executable, "-m", "experiments.sweep", f"--workdir={place}", "--workers=2", *arguments]
     saved = [place / f"00{i}-seed={seed}/tied/seed{seed}/checkpoints" for i, seed in enumerate((3, 4))]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    while not all(steps_in(path) for path in saved):  # not of one step: it is soon gone again
-        assert process.poll() is None
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=120)
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 120
+        # Of any step, since the first one is soon replaced.
+        while not all(steps_in(path) for path in saved) and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGINT
     assert "stopped after 0 of 2 points; what the others did is saved; the same command continues" in err
     assert "failed" not in err
