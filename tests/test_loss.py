@@ -171,6 +171,24 @@ def test_dense_optax(seed, force_blocks):
     jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, true)
 
 
+@pytest.mark.parametrize("shape", [(100, 131, 16, 3), (37, 19, 5, 1), (20, 90, 40, 2), (20, 7, 30, 1)], ids=str)
+def test_expected_over_marked_tokens_and_over_the_others(shape, force_blocks):
+    """Both routes, and both forms in which the blocks sum."""
+    force_blocks(shape[3])
+    h, scoring, targets, weights = make(*shape[:3])
+    marks = (targets % 3 == 0).astype(np.float32)
+    assert 0 < marks.sum() < marks.size
+    options = {"soft_cap": 3.0}
+    result = jax.jit(lambda *a: loss.vocabulary_loss(*a[:4], marks_N=a[4], **options))(
+        h, scoring, targets, weights, marks
+    )
+    plain = jax.jit(lambda *a: loss.vocabulary_loss(*a, **options))(h, scoring, targets, weights)
+    parts = [oracle(h, scoring, targets, weights * kept, **options)["expected"] for kept in (marks, 1 - marks)]
+    assert_allclose(result.expected_parts, parts, atol=1e-6 * np.abs(parts).max())
+    for name in ("expected", "scoring", "hidden", "nll", "own_weight"):
+        assert_allclose(getattr(result, name), getattr(plain, name), atol=1e-6, err_msg=name)
+
+
 @pytest.mark.parametrize("options", [{}, OPTIONS[3], {"compute_dtype": jnp.bfloat16}], ids=str)
 @pytest.mark.parametrize("blocks", [0, 3])
 def test_masked_tokens_add_nothing(options, blocks, force_blocks):
@@ -188,7 +206,7 @@ def test_masked_tokens_add_nothing(options, blocks, force_blocks):
     assert_allclose(hidden[kept], true_hidden, atol=tolerance)
     assert_array_equal(hidden[~kept], 0)
     result = jax.jit(lambda *a: loss.vocabulary_loss(*a, **options))(h, scoring, masked_targets, weights)
-    assert all(jnp.isfinite(x).all() for x in result)
+    assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(result))
 
 
 def test_all_masked():
@@ -282,7 +300,7 @@ def test_dtypes(blocks, force_blocks):
     inputs = jnp.asarray(h, dtype), jnp.asarray(scoring, dtype), targets, weights
     for compute_dtype in (jnp.float32, dtype):
         result = jax.jit(lambda *a, c=compute_dtype: loss.vocabulary_loss(*a, compute_dtype=c))(*inputs)
-        assert all(x.dtype == jnp.float32 for x in result)
+        assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(result))
         true = oracle(*inputs)
         for name in ("hidden", "expected", "nll"):
             tolerance = 1e-5 if compute_dtype == jnp.float32 else 4e-3
