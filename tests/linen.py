@@ -13,8 +13,8 @@ from tied_lm.bodies import Mlp
 
 V, D = 11, 6
 TABLE = "token_embed/embedding"
-IDS = np.array([[1, 2, 1, 0, 5], [3, 3, 9, 2, 1]])
-TARGETS = np.array([[2, 1, 0, 5, 3], [3, 9, 2, 1, 7]])
+IDS = np.array([[1, 2, 1, 0, 5], [3, 3, 9, 2, 1]], np.int32)
+TARGETS = np.array([[2, 1, 0, 5, 3], [3, 9, 2, 1, 7]], np.int32)
 
 
 # Compiled in a hurry, since each program runs once. Newer versions of XLA no longer have the last option.

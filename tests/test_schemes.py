@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 
+from tests.linen import jit
 from tests.test_bodies_transformer import by_hand
 from tied_lm import gradients, loss_and_gradients, row_stats, split_gradients
 from tied_lm.bodies import Mlp, Transformer
@@ -160,7 +161,7 @@ def push_by_target(name, body, p, h):
     return parts
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def measure(model, params):
     """Loss, gradients, tables, and statistics of as many tokens as rows and of fewer, which never form the tables."""
     loss, found, stats = loss_and_gradients(model, params, INPUTS, TARGETS, rows=True)
@@ -170,7 +171,7 @@ def measure(model, params):
     return loss, found, split_gradients(model, params, INPUTS, TARGETS), stats, compact, residual
 
 
-_init = jax.jit(lambda model, key: model.init(key, INPUTS)["params"], static_argnums=0)
+_init = jit(lambda model, key: model.init(key, INPUTS)["params"], static_argnums=0)
 
 
 def assert_statistics(stats, split):
@@ -278,7 +279,7 @@ def test_initial_logits_have_the_spread_of_plain_tying(name):
     ids = np.arange(400)
     spreads = []
     for model in (SCHEMES[name](400, 128, bands=(0,) * 400, **options), TiedEmbedding(400, 128)):
-        logits = np.array(jax.jit(model.init_with_output)(jax.random.key(0), ids)[0])
+        logits = np.array(jit(model.init_with_output)(jax.random.key(0), ids)[0])
         np.fill_diagonal(logits, np.nan)  # a row scores itself by its norm, if it is tied
         spreads.append(np.nanstd(logits))
     # The rows of S P are correlated when d < D: their products are wider by sqrt(1 + D / d).

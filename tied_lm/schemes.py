@@ -203,6 +203,9 @@ class Factorised(TiedEmbedding):
     """Lookup S[x] P, scoring h (S P)^T, with S (V, d) and P (d, D) (ALBERT, arXiv:1909.11942, tied).
 
     Computed as (h P^T) S^T, so that the split and the product with V rows are of width d. V d + d D parameters.
+
+    At the start the entries of S P have the spread of plain tying. Without a body the logits S P P^T S^T are wider by
+    sqrt(1 + D / d) all the same: the entries of P P^T are correlated, whatever P of rank d is.
     """
 
     factor_features: Annotated[int, at_least(1)] = 16  # d
