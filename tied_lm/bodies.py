@@ -12,7 +12,8 @@ from tied_lm.config import Allowed, Config, ConfigError, at_least, below_one, ch
 
 
 class Body(nn.Module):
-    """What the bodies share. A body takes its own fields from the config's group `body`, by name.
+    """What the bodies share. A body is called as `body(x, train=...)` and gives h of the shape of x, (..., D). It takes
+    its own fields from the config's group `body`, by name.
 
     A body that carries state from one batch to the next keeps it in the collection `carry`, with the batch first.
     One that looks at whole sequences takes the last axis but one for the positions; what comes before is the batch.
@@ -29,9 +30,6 @@ class Body(nn.Module):
         """
         own = own_options(cls, Body, config.body, "body")
         return cls(jnp.dtype(config.model.compute_dtype), **own)
-
-    def __call__(self, x: Float[Array, "*N D"], *, train: bool = False) -> Float[Array, "*N D"]:
-        raise NotImplementedError
 
 
 class Mlp(Body):

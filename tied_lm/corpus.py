@@ -119,7 +119,7 @@ def _in_place(tokenizer: Tokenizer, split: Split) -> Corpus:
     counts_V = np.zeros(tokenizer.vocab_size, np.int64)
     for documents in split:
         for document in documents:
-            for ids in document.ids():
+            for ids in tokenizer.encode_document(document):
                 low, high = int(ids.min()), int(ids.max())
                 if low < 0:
                     raise ConfigError("data.paths", document.name, f"ids of 0 or more; it holds {low}")

@@ -1,5 +1,6 @@
 """What turns text into token ids, and back."""
 
+import abc
 import io
 import itertools
 import json
@@ -19,7 +20,7 @@ from tied_lm.tokenstring import visible
 UNKNOWN, END = "<unk>", "<eos>"
 
 
-class Tokenizer:
+class Tokenizer(abc.ABC):
     """What the tokenizers share: a vocabulary of V rows, whose first ids are all in use."""
 
     perplexity: ClassVar[bool] = True  # whether it means something for these tokens
@@ -46,24 +47,26 @@ class Tokenizer:
         """What was learned from the documents, as the content of a file."""
         return b""
 
+    @abc.abstractmethod
     def encode_document(self, document: Document) -> Iterator[Int[np.ndarray, "N"]]:
         """Its ids, chunk by chunk.
 
         Raises:
             ConfigError: it is no text of the encoding that the tokenizer reads.
         """
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def encode(self, text: str) -> list[int]:
-        raise NotImplementedError
+        """The ids of a text."""
 
+    @abc.abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
-        raise NotImplementedError
+        """The text of ids."""
 
     @property
+    @abc.abstractmethod
     def strings(self) -> list[str]:
         """Each token as it is shown."""
-        raise NotImplementedError
 
     @property
     def sizes(self) -> Int[np.ndarray, "V"] | None:
@@ -271,6 +274,9 @@ class Bpe(Tokenizer):
 
 class Ids(Tokenizer):
     """No tokenizer: the files hold ids. As text they are numbers with spaces between them."""
+
+    def encode_document(self, document: Document) -> Iterator[Int[np.ndarray, "N"]]:
+        return document.ids()
 
     def encode(self, text: str) -> list[int]:
         return read_ids(text, self.vocab_size)
