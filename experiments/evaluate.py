@@ -40,6 +40,13 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     return flags
 
 
+def _utf8(text: str) -> str:
+    """A text of the command line, which may hold bytes of another encoding."""
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise ConfigError("prompt", text, "UTF-8 text")
+    return text
+
+
 def _check_folder(place: Path) -> None:
     """Refuse what is not the folder of a run."""
     allowed = "the folder of a run: DIR/<arm>/seed<k> of a comparison, or that of a single run"
@@ -78,7 +85,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
         )
     if flags.top_k is not None and flags.top_k > config.data.vocab_size:
         raise ConfigError("top_k", flags.top_k, f"at most data.vocab_size = {config.data.vocab_size}")
-    prompt = None if flags.prompt is None else stream.encode(flags.prompt)
+    prompt = None if flags.prompt is None else stream.encode(_utf8(flags.prompt))
     if prompt == []:
         raise ConfigError("prompt", flags.prompt, "a text of at least one token")
     trainer = Arm.of(config, stream).trainer
@@ -91,7 +98,10 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     wanted = flags.tokens or config.data.eval_tokens
     tokens = int(min(wanted, stream.heldout_tokens))
     if flags.tokens is not None and tokens < wanted:
-        print(f"--tokens={wanted:,}: the held-out text has no more than {tokens:,}; all are used", file=sys.stderr)
+        print(
+            f"--tokens={wanted:,}: the held-out text has whole sequences of {tokens:,} only; all of these are used",
+            file=sys.stderr,
+        )
     print(f"{flags.run} after {step:,} updates: {config.model.tying}, body {config.model.body}")
     print(_told(evaluate(trainer, state.params, stream, tokens)))
 

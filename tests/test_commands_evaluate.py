@@ -72,6 +72,7 @@ def test_another_step_a_prompt_and_no_chance(place, here):
         (["--temperature=nan"], "temperature = nan"),
         (["--top_k=21"], "top_k = 21 is not possible; allowed: at most data.vocab_size = 20"),
         (["--prompt=20"], "ids from 0 to 19"),
+        (["--prompt=3 \udcff"], "prompt = '3 \\udcff' is not possible; allowed: UTF-8 text"),
         (["--prompt="], "a text of at least one token"),
         (["--seed=4294967296"], "seed = 4294967296"),
     ],
@@ -97,7 +98,7 @@ def test_text_that_changed_is_refused_and_scarce_text_is_told(tmp_path, here):
     place = tmp_path / "run"
     tiny.train(place, config)
     out, err = here(place, "--tokens=1000", "--samples=1", "--length=4", "--prompt=AB")
-    assert "--tokens=1,000: the held-out text has no more than 20; all are used" in err
+    assert "--tokens=1,000: the held-out text has whole sequences of 20 only; all of these are used" in err
     assert "20 tokens in 4 sequences" in out
     assert "above the best possible loss" not in out
     assert "\n  AB" in out

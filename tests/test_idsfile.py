@@ -116,3 +116,14 @@ def test_what_a_file_holds_is_never_run(tmp_path):
     np.save(tmp_path / "x.npy", np.array([Harm()], dtype=object), allow_pickle=True)
     assert "files that NumPy can map" in refusal(tmp_path / "x.npy")
     assert not (tmp_path / "harm").exists()
+
+
+def test_ids_beyond_the_type_of_the_file_are_refused(tmp_path):
+    path = tmp_path / "a.bin"
+    ids(400).astype("uint16").tofile(path)
+    message = refusal(str(path), vocab_size=70_000)
+    assert message == (
+        "data.bin_dtype = 'uint16' is not possible; allowed: "
+        "uint32: ids up to data.vocab_size - 1 = 69,999 are beyond uint16"
+    )
+    assert corpus(str(path), vocab_size=65_536).train.size == 300

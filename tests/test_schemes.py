@@ -324,6 +324,18 @@ REFUSED = {
 }
 
 
+def test_a_band_without_rows_has_no_rare_rows(make_config):
+    config = make_config("model.tying=gated_rare_rows", "scheme.rare_band=5")
+    with pytest.raises(ConfigError, match=r"^scheme\.rare_band = 5 is not possible; allowed: at most 4, the last band"):
+        build_model(config, [0, 1, 2, 3, 4])
+    build_model(config, [0, 1, 5])
+
+
+def test_the_input_is_not_scaled_twice(make_config):
+    with pytest.raises(ConfigError, match=r"^model\.scale_input = True is not possible; allowed: false with "):
+        build_model(make_config("model.tying=scaled_input", "model.scale_input=true"))
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_scheme_checks_its_own_fields(name, make_config):
     override, message = REFUSED[name]

@@ -220,7 +220,7 @@ def test_toy_tokens_as_text():
     stream = build()
     assert stream.decode(np.array([3, 36])) == "3 36"
     assert stream.encode("3 36") == [3, 36]
-    with pytest.raises(ConfigError, match=r"^text = '37' is not possible; allowed: ids from 0 to 36"):
+    with pytest.raises(ConfigError, match=r"^prompt = '37' is not possible; allowed: ids from 0 to 36"):
         stream.encode("37")
 
 

@@ -200,7 +200,7 @@ def test_ids_are_written_as_numbers():
     assert tokenizer.encode(" 3  299\n") == [3, 299]
     assert tokenizer.strings[299] == "299"
     for text in ("300", "-1", "a", "1.5", "²"):
-        with pytest.raises(ConfigError, match=r"^text = .* is not possible; allowed: ids from 0 to 299, with spaces"):
+        with pytest.raises(ConfigError, match=r"^prompt = .* is not possible; allowed: ids from 0 to 299, with spaces"):
             tokenizer.encode(text)
 
 

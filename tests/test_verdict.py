@@ -73,7 +73,12 @@ def test_what_was_matched_is_told(before, word):
     matched = summary([0.005, 0.015]) | {"match": {"rule": "parameters", "arms": {"tied": changes}}}
     sentence = f"the parameters of untied within 1%, tied was {word}: model.features 32 -> 64, body.width 0 -> 130."
     assert f"To match {sentence}" in conclusions(matched)
-    assert sentence.split(":")[0] in " ".join(verdict(matched).split())
+    told = " ".join(verdict(matched).split())
+    assert sentence.split(":")[0] in told
+    # Nothing is saved against a model of another width, and size is no reason to prefer one of equals.
+    assert "its number of parameters matched within 1%" in told
+    assert "saved by tying" not in told
+    assert "prefer it" not in " ".join(conclusions(summary([-0.005, 0.015]) | {"match": matched["match"]}))
 
 
 def test_text_has_no_entropy():

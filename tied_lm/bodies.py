@@ -1,6 +1,6 @@
 """What lies between the looked-up vectors and the scored ones."""
 
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
 import flax.linen as nn
 import jax
@@ -20,6 +20,8 @@ class Body(nn.Module):
     """
 
     compute_dtype: DTypeLike = jnp.float32  # of the operands of products
+
+    default_width: ClassVar[int] = 4  # what `width = 0` means, in units of D
 
     @classmethod
     def of(cls, config: Config) -> Self:
@@ -43,7 +45,7 @@ class Mlp(Body):
         features = x.shape[-1]
         for i in range(self.depth):
             suffix = f"_{i}" if i else ""
-            width = self.width or 4 * features
+            width = self.width or self.default_width * features
             hidden = nn.gelu(nn.Dense(width, dtype=self.compute_dtype, name="up" + suffix)(x))
             x = x + nn.Dense(features, dtype=self.compute_dtype, name="down" + suffix)(hidden)
         return x
@@ -101,6 +103,8 @@ class Lstm(Body):
     dropout: Annotated[float, below_one] = 0.0
     stateful: bool = False  # carry (c, h) of each layer from batch to batch, else start each sequence from zeros
 
+    default_width: ClassVar[int] = 1
+
     @classmethod
     def of(cls, config: Config) -> Self:
         body = super().of(config)
@@ -110,7 +114,7 @@ class Lstm(Body):
 
     @nn.compact
     def __call__(self, x: Float[Array, "*N D"], *, train: bool = False) -> Float[Array, "*N D"]:
-        features, width = x.shape[-1], self.width or x.shape[-1]
+        features, width = x.shape[-1], self.width or self.default_width * x.shape[-1]
         h = x.reshape(-1, *x.shape[-2:])
         zeros = jnp.zeros((h.shape[0], width))
         for i in range(self.depth):
@@ -202,7 +206,7 @@ class Transformer(Body):
         block = nn.remat(TransformerBlock) if self.remat else TransformerBlock
         h = nn.Dropout(dropout, deterministic=False)(x.reshape(-1, *x.shape[-2:]))
         for i in range(self.depth):
-            width = self.width or 4 * features
+            width = self.width or self.default_width * features
             h = block(self.heads, width, dropout, self.compute_dtype, name=f"block_{i}")(h)
         return nn.RMSNorm(name="norm")(h).reshape(x.shape)
 

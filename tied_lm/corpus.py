@@ -94,7 +94,10 @@ def open_corpus(data: Data) -> Corpus:
     }
     place = folder.cache_folder() / "corpora" / hashlib.sha256(json.dumps(depends).encode()).hexdigest()[:32]
     if not place.exists():
-        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError("cache", str(place.parent), f"a folder that can be written ({error.strerror})") from None
         with place.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # another process that makes it is waited for
             if not place.exists():

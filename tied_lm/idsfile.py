@@ -9,7 +9,7 @@ from tied_lm.config import ConfigError
 SUFFIXES = (".bin", ".npy")
 
 
-def layout(field: str, path: Path, size: int, bin_dtype: str) -> tuple[np.dtype, int]:
+def layout(field: str, path: Path, size: int, bin_dtype: str, vocab_size: int) -> tuple[np.dtype, int]:
     """Type of the ids in a file of so many bytes, and the byte at which they begin.
 
     Args:
@@ -22,6 +22,9 @@ def layout(field: str, path: Path, size: int, bin_dtype: str) -> tuple[np.dtype,
     name = str(path)
     if path.suffix == ".bin":
         dtype, start = np.dtype(bin_dtype).newbyteorder("<"), 0
+        if vocab_size - 1 > np.iinfo(dtype).max:
+            allowed = f"uint32: ids up to data.vocab_size - 1 = {vocab_size - 1:,} are beyond {bin_dtype}"
+            raise ConfigError("data.bin_dtype", bin_dtype, allowed)
     elif path.suffix == ".npy":
         try:
             array = np.load(path, mmap_mode="r", allow_pickle=False)

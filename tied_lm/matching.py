@@ -56,10 +56,19 @@ def match(comparison: Comparison) -> tuple[Comparison, dict[str, Any]]:
 def _changes(old: Candidate, new: Candidate) -> dict[str, list[int]]:
     pairs: dict[str, list[int]] = {
         "model.features": [c.config.model.features for c in (old, new)],
-        "body.width": [c.config.body.get("width", 0) for c in (old, new)],
+        "body.width": [_body_width(c.config) for c in (old, new)],
         "parameters": [c.parameters for c in (old, new)],
     }
+    if old.config.body == new.config.body:  # a width of 0 follows D
+        del pairs["body.width"]
     return {field: pair for field, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _body_width(config: Config) -> int:
+    """The width that a body has, which a config may leave to its default."""
+    kind = BODIES[config.model.body]
+    default = kind.default_width * config.model.features if kind is not None else 0
+    return config.body.get("width", 0) or default
 
 
 def _matched(name: str, old: Candidate, baseline: str, target: int) -> Candidate:

@@ -22,6 +22,14 @@ from tied_lm.loss import VocabularyLoss
 class ScaledInput(TiedEmbedding):
     """Lookup sqrt(D) S[x], scoring h S^T (Vaswani et al. 2017, Gemma). S itself is never scaled. V D parameters."""
 
+    @classmethod
+    def of(cls, config: Config, body: nn.Module | None, bands: tuple[int, ...] = ()) -> Self:
+        if config.model.scale_input:
+            raise ConfigError(
+                "model.scale_input", True, "false with model.tying = 'scaled_input', which does just that"
+            )
+        return super().of(config, body, bands)
+
     @property
     def input_scale(self) -> float:
         return self.features**0.5
@@ -153,6 +161,14 @@ class GatedRareRows(TiedEmbedding):
 
     push_parts: ClassVar[tuple[str, ...]] = ("push_from_frequent", "push_from_rare")
     no_sum_rule: ClassVar[str] = "the push of rare rows is scaled down, their share of the softmax's sum is not"
+
+    @classmethod
+    def of(cls, config: Config, body: nn.Module | None, bands: tuple[int, ...] = ()) -> Self:
+        model = super().of(config, body, bands)
+        if bands and max(bands) < model.rare_band:
+            allowed = f"at most {max(bands)}, the last band that has rows here"
+            raise ConfigError("scheme.rare_band", model.rare_band, allowed)
+        return model
 
     def is_rare(self) -> Float[Array, "V"]:
         """1 for rare rows, else 0."""

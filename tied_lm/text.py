@@ -105,7 +105,9 @@ def _read(field: str, name: str, path: Path, data: Data) -> Document:
         raise ConfigError(field, name, f"text; {' and '.join(idsfile.SUFFIXES)} files need data.tokenizer = 'ids'")
     try:
         size = path.stat().st_size
-        dtype, start = idsfile.layout(field, path, size, data.bin_dtype) if ids and size else (np.dtype(np.uint8), 0)
+        dtype, start = np.dtype(np.uint8), 0
+        if ids and size:
+            dtype, start = idsfile.layout(field, path, size, data.bin_dtype, data.vocab_size)
         with path.open("rb") as file:
             return Document(name, path, start, size, dtype, hashlib.file_digest(file, "sha256").hexdigest())
     except OSError as error:

@@ -297,7 +297,7 @@ def read_ids(text: str, vocab_size: int) -> list[int]:
     """
     words = text.split()
     if not all(word.isascii() and word.isdecimal() and int(word) < vocab_size for word in words):
-        raise ConfigError("text", text, f"ids from 0 to {vocab_size - 1}, with spaces between them")
+        raise ConfigError("prompt", text, f"ids from 0 to {vocab_size - 1}, with spaces between them")
     return [int(word) for word in words]
 
 

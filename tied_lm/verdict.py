@@ -42,7 +42,10 @@ def _conclusion(summary: Mapping[str, Any], name: str) -> str:
     spared = base["parameters"] - arm["parameters"]
     share = abs(spared) / base["parameters"]
     size = "the same number of parameters"
-    if spared:
+    matched = summary["match"]["rule"] == "parameters"
+    if matched:
+        size = "its number of parameters matched within 1%"
+    elif spared:
         size = f"{abs(spared):,} {'fewer' if spared > 0 else 'more'} parameters ({share:.0%})"
     shown = f"{with_interval(difference, '+')} nats a token"
     if difference["ci95"] is None:
@@ -54,7 +57,8 @@ def _conclusion(summary: Mapping[str, Any], name: str) -> str:
     if low <= 0 <= high:
         return (
             f"{name} and {baseline} cannot be told apart here: {name} - {baseline} = {shown}, an interval that "
-            f"includes zero. {name} has {size}" + (", so prefer it if size matters." if spared > 0 else ".")
+            f"includes zero. {name} has {size}"
+            + (", so prefer it if size matters." if spared > 0 and not matched else ".")
         )
     better = "better" if high < 0 else "worse"
     return f"{name} is {better} than {baseline} here: {name} - {baseline} = {shown}, with {size}."
@@ -148,11 +152,12 @@ def arm_table(summary: Mapping[str, Any]) -> list[list[str]]:
 def accounts(summary: Mapping[str, Any]) -> list[str]:
     """For each arm, what its parameters are, the memory they take, and how often clipping acted."""
     lines = []
+    matched = summary["match"]["rule"] == "parameters"  # against another width there is nothing to save
     for name, arm in summary["arms"].items():
         account = arm["account"]
         parts = [
             f"{account['vocabulary']:,} in the vocabulary"
-            + (f" ({account['saved']:,} saved by tying)" if account["saved"] > 0 else ""),
+            + (f" ({account['saved']:,} saved by tying)" if account["saved"] > 0 and not matched else ""),
             f"{account['body']:,} in the body",
             f"{_bytes(account['parameter_bytes'])} and {_bytes(account['optimizer_bytes'])} of optimizer state",
             f"{arm['clipped']:.0%} of the updates clipped",
