@@ -44,7 +44,7 @@ class Shape(NamedTuple):
     layers: int = 0  # of a Transformer; without any there is no body
 
     def __str__(self) -> str:
-        return ", ".join(map(str, self[:3])) + (f", {self.layers} layers" if self.layers else "")
+        return ", ".join(map(str, self[:3])) + (f" +{self.layers}" if self.layers else "")
 
 
 SHAPES = (
