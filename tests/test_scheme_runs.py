@@ -186,3 +186,19 @@ def test_the_state_of_any_optimizer_is_copied(optimizer):
     tiny.assert_same_bits(of_embedding, of_output)
     assert len(others) == len(set(others))
     assert len(of_output) == {"muon": 3, "coupled_adam": 3, "momentum": 2}[optimizer]
+
+
+@pytest.mark.parametrize("name", ["soft_cap", "factorised", "low_rank"])
+def test_evaluation_scores_as_the_model_does(name):
+    config = tiny.make_config(f"model.tying={name}", "scheme.soft_cap=1.5", "scheme.factor_features=3")
+    trainer, stream = tiny.new_trainer(config), build_stream(config)
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda leaf: rng.standard_normal(leaf.shape).astype(np.float32), trainer.init(np.uint32(0)).params
+    )
+    found = trainer.evaluate(params, stream, 10)  # one batch
+    batch = stream.heldout(0)
+    logits = np.asarray(trainer.model.apply({"params": params}, batch.inputs), np.float64)
+    log_p = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    nll = -np.take_along_axis(log_p, np.asarray(batch.targets)[..., None], axis=-1)
+    assert float(np.sum(found.nll)) == pytest.approx(nll.sum(), rel=1e-5)

@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -53,8 +54,8 @@ class Board:
         # keeps two writers that open within one second from sharing a file.
         self.writer = EventsWriter(str(folder / "events"), filename_suffix=f"{label}.{uuid.uuid4().hex[:8]}")
 
-    def _add(self, step: int, *summaries: object) -> None:
-        merged = summary.Summary(value=[value for s in summaries for value in s.value])  # type: ignore[attr-defined]
+    def _add(self, step: int, *summaries: Any) -> None:
+        merged = summary.Summary(value=[value for s in summaries for value in s.value])
         self.writer.write_event(Event(summary=merged, step=step, wall_time=time.time()))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
