@@ -164,3 +164,10 @@ def test_a_torn_last_line_is_left_out(tmp_path, text, steps):
 def test_no_metrics_yet(tmp_path):
     assert read_metrics(tmp_path) == []
     assert not is_finished(tmp_path, 1)
+
+
+def test_a_folder_of_an_older_version_is_not_continued(tmp_path):
+    write_json(tmp_path / "config.json", {"seed": 0})  # as they were before there was a version
+    check(tmp_path, {"seed": 0})
+    with pytest.raises(ConfigError, match="a folder of the same config; here version: 1 -> 2"):
+        check(tmp_path, {"seed": 0, "version": 2})

@@ -12,7 +12,7 @@ import numpy as np
 
 from tied_lm import bands, folder
 from tied_lm.checkpoint import METRIC
-from tied_lm.config import Comparison, Config, ConfigError, Data, build_comparison, digest, flatten, to_dict
+from tied_lm.config import VERSION, Comparison, Config, ConfigError, Data, build_comparison, digest, flatten, to_dict
 from tied_lm.loop import Diverged, train_run
 from tied_lm.matching import match
 from tied_lm.report import REPORT, write_report
@@ -77,7 +77,7 @@ def comparison_values(values: Mapping[str, Any], comparison: Comparison) -> dict
         "seeds": comparison.seeds,
         "match": comparison.match,
     }
-    return to_dict(comparison.base) | {"compare": compare}
+    return to_dict(comparison.base) | {"version": VERSION, "compare": compare}
 
 
 def name_of(values: Mapping[str, Any]) -> str:

@@ -44,6 +44,10 @@ below_one = Allowed("0 or more, below 1", lambda x: 0 <= x < 1)
 seed32 = Allowed("0 to 2**32 - 1", lambda x: 0 <= x < 2**32)
 
 
+# Of what a config means, entered in config.json. It grows when the same fields come to mean something else: older
+# folders can be read, but not continued. Those that say nothing are of version 1.
+VERSION = 2
+
 COMPARE = ("arms", "baseline", "seeds", "match")  # the fields of the group `compare`, on which no run depends
 
 

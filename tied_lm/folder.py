@@ -43,7 +43,9 @@ def check(folder: Path, values: Mapping[str, Any], ignore: tuple[str, ...] = (),
             old = dict(json.loads(path.read_text()))
         except (OSError, TypeError, ValueError):
             raise ConfigError("workdir", str(folder), f"a folder whose {file} can be read") from None
-        differences = [d for d in differing_fields(old, values) if d.split(":")[0] not in ignore]
+        unversioned = {"version": 1}  # what older folders lack
+        found = differing_fields(unversioned | old, unversioned | dict(values))
+        differences = [difference for difference in found if difference.split(":")[0] not in ignore]
         if differences:
             raise ConfigError("workdir", str(folder), f"a folder of the same config; here {'; '.join(differences)}")
     elif folder.exists() and (not folder.is_dir() or any(p.name != LOCK for p in folder.iterdir())):

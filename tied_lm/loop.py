@@ -16,7 +16,7 @@ from jaxtyping import PyTree
 from tied_lm import bands, folder
 from tied_lm.background import Background
 from tied_lm.checkpoint import METRIC, Checkpoints
-from tied_lm.config import Config, to_dict
+from tied_lm.config import VERSION, Config, to_dict
 from tied_lm.embedding import VocabularyModel
 from tied_lm.journal import Journal
 from tied_lm.records import Probe, Records
@@ -57,8 +57,8 @@ class Dispatch(NamedTuple):
 
 
 def run_values(config: Config, stream: Stream) -> dict[str, Any]:
-    """What config.json holds: the resolved config, and what it does not say of the text."""
-    return to_dict(config) | stream.content
+    """What config.json holds: the resolved config, its version, and what it does not say of the text."""
+    return to_dict(config) | {"version": VERSION} | stream.content
 
 
 def evaluation_scalars(e: Evaluation, stream: Stream) -> dict[str, float]:

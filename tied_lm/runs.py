@@ -12,6 +12,7 @@ from tied_lm.journal import PROBE, ROWS
 from tied_lm.rowlog import STRINGS
 
 CONTENT = ("text_train", "text_heldout", "text_tokenizer")
+BESIDE = ("version", *CONTENT)  # in config.json, beside the fields of the config
 
 
 class Run:
@@ -33,7 +34,7 @@ class Run:
         if not path.exists():
             raise FileNotFoundError(f"{self.folder} has no {CONFIG}: its model and training are not this project's")
         values = json.loads(path.read_text())
-        return build_run({name: value for name, value in values.items() if name not in CONTENT})
+        return build_run({name: value for name, value in values.items() if name not in BESIDE})
 
     @property
     def content(self) -> dict[str, Any]:
