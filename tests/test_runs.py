@@ -69,15 +69,20 @@ def test_a_running_run_can_be_read(tmp_path, config, monkeypatch):
     def look(_):
         run = open_run(tmp_path / "run")
         assert run.config == config
-        if not (tmp_path / "run" / "rows.zarr" / "zarr.json").exists():
+        try:
+            rows = run.rows
+        except FileNotFoundError:
+            seen.append((0, 0))
             return
-        with run.rows as rows:
+        with rows:
             steps = rows.step.values
             assert steps.tolist() == tiny.ROW_STEPS[: steps.size]
             assert np.all(rows.scoring.values > 0)
+        try:
             seen.append((steps.size, len(run.tags())))
-        if run.tags():
             assert run.scalars("loss/eval")[0] > 0
+        except FileNotFoundError:  # the metrics come last
+            seen.append((steps.size, 0))
 
     train_run(tiny.trainer_of(config), config, build_stream(config), tmp_path / "run", threading.Event(), look)
     assert seen[0] == (0, 0)
@@ -86,14 +91,49 @@ def test_a_running_run_can_be_read(tmp_path, config, monkeypatch):
     assert seen == sorted(seen)
 
 
-def test_a_run_that_has_not_begun_to_write(place, tmp_path):
-    shutil.copy(place / "config.json", tmp_path)
-    run = open_run(tmp_path)
-    assert run.tags() == set()
-    with pytest.raises(KeyError):
-        run.scalars("loss/eval")
+NO_DATA = {
+    "last": lambda run: run.last(),
+    "tags": lambda run: run.tags(),
+    "scalars": lambda run: run.scalars("loss/eval"),
+    "rows": lambda run: run.rows,
+    "probe": lambda run: run.probe,
+}
+
+
+@pytest.mark.parametrize("read", NO_DATA)
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_run_without_data_yet_says_so_in_one_sentence(place, config, tmp_path, monkeypatch, read, begun):
+    run_folder = tmp_path / "run"
+    if begun:  # its files are there, and nothing is in them
+        with monkeypatch.context() as patched:
+            patched.setattr(loop._Loop, "_run", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                tiny.train(run_folder, config)
+    else:
+        run_folder.mkdir()
+        shutil.copy(place / "config.json", run_folder)
+    run = open_run(run_folder)
+    assert run.config == config
+    assert repr(run) == f"Run({str(run_folder)!r}, no data yet)"
+    with pytest.raises(FileNotFoundError, match=rf"^{run_folder}\S* has no data yet: [^\n]+$"):
+        NO_DATA[read](run)
+
+
+def test_a_run_prints_itself(place):
+    assert repr(open_run(place)) == f"Run({str(place)!r}, step 39)"
 
 
 def test_no_run(tmp_path):
-    with pytest.raises(FileNotFoundError, match="is no run"):
+    with pytest.raises(FileNotFoundError, match=r"is no run: it has neither config\.json nor metrics\.jsonl$"):
         open_run(tmp_path)
+
+
+def test_a_comparison_is_no_run(place):
+    """Neither is a sweep, which is a folder of comparisons."""
+    comparison = place.parent.parent
+    with pytest.raises(FileNotFoundError, match=rf"^{comparison} is no run: .*; a run in it is {place}$"):
+        open_run(comparison)
+    (comparison / "config.json").write_text('{"seed": 0, "compare": {"seeds": 1}}')
+    with pytest.raises(FileNotFoundError, match=rf"^{comparison} is a comparison, not a run; a run in it is {place}$"):
+        open_run(comparison)
+    (comparison / "config.json").unlink()

@@ -1,6 +1,7 @@
 """The instrument for weight tying in language models: which rows the lookup moves, and which the scoring."""
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -41,4 +42,10 @@ def __getattr__(name: str) -> object:
             found = importlib.import_module(f"tied_lm.{module}")
             if name in vars(found):
                 return vars(found)[name]
+    if not name.startswith("_") and importlib.util.find_spec(f"tied_lm.{name}"):
+        return importlib.import_module(f"tied_lm.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

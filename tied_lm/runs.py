@@ -16,12 +16,19 @@ BESIDE = ("version", *CONTENT)  # in config.json, beside the fields of the confi
 
 
 class Run:
-    """What one run has written down so far."""
+    """What one run has written down so far.
+
+    All that reads data raises `FileNotFoundError`, and says so, while the run has not written any.
+    """
 
     def __init__(self, folder: Path):
-        if not (folder / CONFIG).exists() and not (folder / METRICS).exists():
-            raise FileNotFoundError(f"{folder} is no run: it has neither {CONFIG} nor {METRICS}")
+        _check_is_run(folder)
         self.folder = folder
+
+    def __repr__(self) -> str:
+        lines = read_metrics(self.folder)
+        stands = f"step {lines[-1]['step']}" if lines else "no data yet"
+        return f"Run({str(self.folder)!r}, {stands})"
 
     @property
     def config(self) -> Config:
@@ -42,13 +49,19 @@ class Run:
         values = json.loads((self.folder / CONFIG).read_text())
         return {name: values[name] for name in CONTENT if name in values}
 
+    def _lines(self) -> list[dict[str, Any]]:
+        lines = read_metrics(self.folder)
+        if not lines:
+            raise FileNotFoundError(f"{self.folder} has no data yet: the run has not written anything so far")
+        return lines
+
     def last(self) -> dict[str, float]:
         """Values by tag at the newest step."""
-        return read_metrics(self.folder)[-1]
+        return self._lines()[-1]
 
     def tags(self) -> set[str]:
         """Names of all scalars so far."""
-        return {name for line in read_metrics(self.folder) for name in line} - {"step"}
+        return {name for line in self._lines() for name in line} - {"step"}
 
     def scalars(self, tag: str) -> dict[int, float]:
         """Values by step.
@@ -56,7 +69,7 @@ class Run:
         Raises:
             KeyError: there is no such tag; the message lists those there are.
         """
-        values = {line["step"]: line[tag] for line in read_metrics(self.folder) if tag in line}
+        values = {line["step"]: line[tag] for line in self._lines() if tag in line}
         if not values:
             raise KeyError(f"{tag!r} is not among the tags {', '.join(sorted(self.tags()))}")
         return values
@@ -64,18 +77,36 @@ class Run:
     @property
     def rows(self) -> xr.Dataset:
         """Row statistics of single batches, over `step` and `token`; `token_string` shows each token."""
-        return _open_rows(self.folder / ROWS)
+        return self._open_rows(ROWS)
 
     @property
     def probe(self) -> xr.Dataset:
         """Row statistics over the probe, over `step` and `token`; `token_string` shows each token."""
-        return _open_rows(self.folder / PROBE)
+        return self._open_rows(PROBE)
+
+    def _open_rows(self, name: str) -> xr.Dataset:
+        path = self.folder / name
+        if name == PROBE and not (self.folder / CONFIG).exists():
+            raise FileNotFoundError(f"{self.folder} has no probe: it was written by a RowRecorder, which has none")
+        if not (path / "zarr.json").exists():
+            raise FileNotFoundError(f"{path} has no data yet: the run has not written any rows so far")
+        rows = xr.open_zarr(path)
+        if not rows.sizes["step"]:
+            rows.close()
+            raise FileNotFoundError(f"{path} has no data yet: the run has not written any rows so far")
+        strings = rows["token"].attrs.pop(STRINGS, None)  # those of older runs have none
+        return rows if strings is None else rows.assign_coords(token_string=("token", strings))
 
 
-def _open_rows(path: Path) -> xr.Dataset:
-    rows = xr.open_zarr(path)
-    strings = rows["token"].attrs.pop(STRINGS, None)  # those of older runs have none
-    return rows if strings is None else rows.assign_coords(token_string=("token", strings))
+def _check_is_run(folder: Path) -> None:
+    """Refuse what is not the folder of one run, and name one that is, if there is one below."""
+    config = folder / CONFIG
+    is_comparison = config.exists() and "compare" in json.loads(config.read_text())
+    if not is_comparison and (config.exists() or (folder / METRICS).exists()):
+        return
+    kind = "a comparison, not a run" if is_comparison else f"no run: it has neither {CONFIG} nor {METRICS}"
+    below = sorted(path.parent for depth in (1, 2, 3) for path in folder.glob("*/" * depth + METRICS))
+    raise FileNotFoundError(f"{folder} is {kind}" + (f"; a run in it is {below[0]}" if below else ""))
 
 
 def open_run(path: str | Path) -> Run:
@@ -85,6 +116,6 @@ def open_run(path: str | Path) -> Run:
         path: DIR/<arm>/seed<k> of a comparison, the folder of a single run, or that of a `RowRecorder`.
 
     Raises:
-        FileNotFoundError: there is no run.
+        FileNotFoundError: it is not the folder of one run, but that of a comparison or of something else.
     """
     return Run(Path(path))
