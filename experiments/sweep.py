@@ -79,7 +79,7 @@ def _do(points: "list[Point]", stop: threading.Event) -> list[str]:
         for point in points:
             name = point.place.name
             try:
-                complete(point.place, point.plan, stop, _start_of(name, progress), keep_going=True)
+                complete(point.place, point.plan, stop, _start_of(name, progress))
             except (ConfigError, Damaged, OSError) as error:
                 print(f"{name} failed: {error}", file=sys.stderr)
                 failed.append(name)

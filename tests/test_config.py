@@ -285,7 +285,8 @@ def test_a_new_arm(values):
         ("x", "model.tying", "compare.arms.x = 'model.tying' is not possible; allowed: field=value, several"),
         ("x", "compare.seeds=3", "compare.arms.x = 'compare.seeds=3' is not possible; allowed: field=value, several"),
         ("x", "model.tyin=tied", "model.tyin = 'tied' is not possible; allowed: no such field; the fields are "),
-        ("x", "data.vocab_size=1", said("data.vocab_size", 1, "at least 2")),
+        ("x", "model.features=0", said("model.features", 0, "at least 1")),
+        ("x", "log.tokens=a", said("log.tokens", "a", "a whole number")),
         ("a/b", "", said("compare.arms", "a/b", "names of letters, digits, - and _")),
         ("", "", said("compare.arms", "", "names of letters, digits, - and _")),
     ],
@@ -293,6 +294,29 @@ def test_a_new_arm(values):
 def test_arms_that_cannot_be_built_are_refused(values, arm, overrides, message):
     values["compare"]["arms"][arm] = overrides
     assert refusal(build_comparison, values).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        ("seed", "3"),
+        ("data.reversibility", "0.5"),
+        ("data.eval_tokens", "64"),
+        ("data.order", "contiguous"),
+        ("train.eval_every", "7"),
+        ("log.probe_tokens", "64"),
+        ("log.tokens", "1,2"),
+        ("checkpoint.every", "10"),
+    ],
+)
+def test_what_arms_share_is_not_set_in_one(values, field, text):
+    values["compare"]["arms"]["x"] = f"model.tying=tied {field}={text} train.steps=7"
+    message = refusal(build_comparison, values)
+    assert message.startswith(
+        f"{field} in compare.arms.x = {text!r} is not possible; allowed: in an arm, train.steps and the fields of "
+        "model, scheme, body and optimizer; "
+    )
+    assert f"--grid {field}=..." in message
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from scipy import stats
 from tests import tiny
 from tied_lm import sweep
 from tied_lm.config import ConfigError, override
+from tied_lm.statistics import paired_difference, summarize
 from tied_lm.sweepreport import sentences, table_rows, write_sweep_page
 
 RATE, WIDTH = "optimizer.learning_rate", "model.features"
@@ -105,6 +106,19 @@ def test_more_seeds_may_be_added(small, tmp_path):
         sweep.Sweep.of(small, {WIDTH: [4]}, tmp_path).open()
 
 
+def against_baseline(losses, baseline):
+    """What a point holds of the losses of its arms, by seed; None is that of an arm that diverged."""
+    base = losses[baseline]
+    return {
+        "eval_loss": {arm: None if values is None else summarize(values) for arm, values in losses.items()},
+        "differences": {
+            arm: None if values is None or base is None else paired_difference(values, base)
+            for arm, values in losses.items()
+            if arm != baseline
+        },
+    }
+
+
 def results_of(losses, rates, widths=(8,), diverged=()):
     """The results of a sweep over widths and rates, from losses[arm][width, rate, seed]."""
     points = []
@@ -114,7 +128,7 @@ def results_of(losses, rates, widths=(8,), diverged=()):
             about = {"index": len(points), "settings": {WIDTH: width, RATE: rate}, "folder": ""}
             about |= {"parameters": dict.fromkeys(losses, 10)}
             about |= {"diverged": {arm: "no longer finite" for arm, values in per_seed.items() if values is None}}
-            points.append(about | sweep.against_baseline(per_seed, "untied"))
+            points.append(about | against_baseline(per_seed, "untied"))
     seeds = losses["untied"].shape[2]
     about = {
         "arms": list(losses),
@@ -244,7 +258,7 @@ def test_the_page_is_one_table_and_one_figure_in_one_file(tmp_path, grid, ticks)
     for index, combination in enumerate(itertools.product(*grid.values())):
         losses = {arm: rng.normal(4, 0.1, 3).tolist() for arm in ("tied", "<b>", "untied")}
         about = {"index": index, "settings": dict(zip(grid, combination, strict=True)), "folder": "", "diverged": {}}
-        points.append(about | {"parameters": dict.fromkeys(losses, 1)} | sweep.against_baseline(losses, "untied"))
+        points.append(about | {"parameters": dict.fromkeys(losses, 1)} | against_baseline(losses, "untied"))
     about = {"arms": list(losses), "baseline": "untied", "matched": False, "seeds": 3, "grid": grid, "points": points}
     write_sweep_page(tmp_path, about | sweep.own_best_rates(points, "untied"))
     page = (tmp_path / "sweep.html").read_text()

@@ -59,14 +59,13 @@ def build_arms(comparison: Comparison, streams: dict[Data, Stream] | None = None
     Raises:
         ConfigError: a field names nothing that exists, or the tokens cannot be had.
     """
-    build_model(comparison.base)  # even where every arm overrides it, a mistake in it is one
+    base = comparison.base
+    build_model(base)  # even where every arm overrides it, a mistake in it is one
     streams = {} if streams is None else streams
-    arms = {}
-    for name, config in comparison.arms.items():
-        if config.data not in streams:
-            streams[config.data] = build_stream(config)
-        arms[name] = Arm.of(config, streams[config.data].with_seed(config.seed))
-    return arms
+    if base.data not in streams:
+        streams[base.data] = build_stream(base)
+    stream = streams[base.data].with_seed(base.seed)
+    return {name: Arm.of(config, stream) for name, config in comparison.arms.items()}
 
 
 def comparison_values(values: Mapping[str, Any], comparison: Comparison) -> dict[str, Any]:
@@ -151,20 +150,18 @@ def read_diverged(place: Path) -> dict[str, str]:
 
 
 def is_complete(place: Path, plan: Plan) -> bool:
-    """Whether every run is finished, summarised and reported."""
+    """Whether every run, but for those of arms that are known to diverge, is finished, summarised and reported."""
+    diverged = read_diverged(place)
     return (
         (place / REPORT).exists()
         and (place / SUMMARY).exists()
         and len(read_summary(place)["seeds"]) == plan.comparison.seeds
-        and is_trained(place, plan)
+        and all(
+            folder.is_finished(run_folder(place, name, config), config.train.steps)
+            for name, config in plan.comparison.runs()
+            if name not in diverged
+        )
     )
-
-
-def is_trained(place: Path, plan: Plan) -> bool:
-    """Whether every run is finished, but for those of arms that are known to diverge."""
-    diverged = read_diverged(place)
-    runs = [(name, config) for name, config in plan.comparison.runs() if name not in diverged]
-    return all(folder.is_finished(run_folder(place, name, c), c.train.steps) for name, c in runs)
 
 
 def complete(
@@ -172,22 +169,21 @@ def complete(
     plan: Plan,
     stop: threading.Event,
     start: Callable[[str, int], Callable[[int], None]],
-    keep_going: bool = False,
 ) -> None:
     """Open or create a comparison's folder, train every run that is not finished, summarise and report.
 
+    An arm that diverges is entered in diverged.json; its other runs are left out, and the other arms go on.
+
     Args:
         start: called with the arm and the seed of each run; returns the run's `progress` (see `train_run`).
-        keep_going: enter an arm that diverges in diverged.json, leave its other runs out and go on with the other arms;
-            there is no summary then. Otherwise the error ends it.
 
     Raises:
         ConfigError: another process is writing the folder.
-        Interrupted, Damaged, Diverged: see `train_run`.
+        Interrupted, Damaged: see `train_run`.
     """
     with folder.locked(place):
         folder.write_json(place / folder.CONFIG, plan.values)
-        diverged = read_diverged(place) if keep_going else {}
+        diverged = read_diverged(place)
         for name, config in plan.comparison.runs():
             if name in diverged:
                 continue
@@ -197,14 +193,11 @@ def complete(
             try:
                 train_run(arm.trainer, config, stream, run_folder(place, name, config), stop, progress)
             except Diverged as error:
-                if not keep_going:
-                    raise
                 diverged[name] = str(error)
                 folder.write_json(place / DIVERGED, diverged)
-        if not diverged:
-            summary = summarize_comparison(plan, place)
-            folder.write_json(place / SUMMARY, summary)
-            write_report(place, summary)
+        summary = summarize_comparison(plan, place)
+        folder.write_json(place / SUMMARY, summary)
+        write_report(place, summary)
 
 
 def _clipped(run: Run) -> float:
@@ -238,11 +231,16 @@ def _measure(last: list[dict[str, float]], tag: str) -> dict[str, Any] | None:
 
 
 def summarize_comparison(plan: Plan, place: Path) -> dict[str, Any]:
-    """The content of summary.json. Losses are held-out, in nats a token, at the last step."""
-    comparison, arms = plan.comparison, plan.arms
+    """The content of summary.json. Losses are held-out, in nats a token, at the last step.
+
+    An arm that diverged stands under `diverged` alone; without the baseline there are no differences.
+    """
+    comparison, arms, diverged = plan.comparison, plan.arms, read_diverged(place)
     baseline = arms[comparison.baseline]
     summary: dict[str, Any] = {"entropy": baseline.stream.entropy, "arms": {}}
     for name, arm in arms.items():
+        if name in diverged:
+            continue
         runs = [open_run(run_folder(place, name, c)) for other, c in comparison.runs() if other == name]
         tied = arm.trainer.untied_from is None
         account = arm.trainer.account()
@@ -271,12 +269,16 @@ def summarize_comparison(plan: Plan, place: Path) -> dict[str, Any]:
     differences = {
         name: {"eval_loss": paired_difference(values, losses[comparison.baseline])}
         for name, values in losses.items()
-        if name != comparison.baseline
+        if name != comparison.baseline and comparison.baseline in losses
     }
     (only,) = differences.values() if len(differences) == 1 else (None,)
     first = baseline.config
     return summary | {
         "baseline": comparison.baseline,
+        "diverged": {
+            name: {"reason": reason, "parameters": arms[name].trainer.account()["total"]}
+            for name, reason in diverged.items()
+        },
         "differences": differences,
         "difference": only and only["eval_loss"],
         "seeds": [first.seed + k for k in range(comparison.seeds)],

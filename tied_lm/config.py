@@ -49,6 +49,8 @@ seed32 = Allowed("0 to 2**32 - 1", lambda x: 0 <= x < 2**32)
 VERSION = 2
 
 COMPARE = ("arms", "baseline", "seeds", "match")  # the fields of the group `compare`, on which no run depends
+# What an arm may set. All else is shared: on other tokens, seeds or probes its numbers could not be paired.
+OF_AN_ARM = ("model.", "scheme.", "body.", "optimizer.", "train.steps")
 
 
 class Options(Mapping[str, Any]):
@@ -318,6 +320,13 @@ def _build_arm(values: Mapping[str, Any], arm: str, overrides: str) -> Config:
             allowed = "field=value, several separated by spaces; no field of compare"
             raise ConfigError(f"compare.arms.{arm}", overrides, allowed)
         override(copy, name, text)
+        if not name.startswith(OF_AN_ARM):
+            raise ConfigError(
+                f"{name} in compare.arms.{arm}",
+                text,
+                "in an arm, train.steps and the fields of model, scheme, body and optimizer; the arms of a comparison "
+                f"share all else, and experiments.sweep --grid {name}=... compares across it",
+            )
     return build_run(copy)
 
 
@@ -343,7 +352,7 @@ def build_comparison(values: Mapping[str, Any]) -> Comparison:
         raise ConfigError("compare.arms", tuple(arms), "at least two arms")
     if compare.get("baseline") not in arms:
         raise ConfigError("compare.baseline", compare.get("baseline"), " | ".join(arms))
-    last = max(config.seed for config in arms.values()) + seeds - 1
+    last = base.seed + seeds - 1
     if last >= 2**32:
         raise ConfigError("seed", last - seeds + 1, f"at most 2**32 - {seeds}, so that compare.seeds = {seeds} fit")
     match = _convert(Annotated[str, one_of("width", "parameters")], compare.get("match"), "compare.match")

@@ -17,7 +17,7 @@ from tied_lm.bands import NAMES
 from tied_lm.gradients import PARTS
 from tied_lm.runs import Run, open_run
 from tied_lm.statistics import interval
-from tied_lm.verdict import accounts, arm_table, conclusions
+from tied_lm.verdict import accounts, arm_table, conclusions, diverged_arms
 
 REPORT = "report.html"
 # Okabe and Ito's colours, which stay apart for colour-blind readers.
@@ -193,9 +193,8 @@ def html_table(rows: list[list[str]]) -> str:
     return f"<table><tr>{''.join(f'<th>{cell}</th>' for cell in head)}</tr>{''.join(lines)}</table>"
 
 
-def write_report(place: Path, summary: Mapping[str, Any]) -> None:
-    """Write report.html into the folder of a finished comparison."""
-    runs = {name: [open_run(place / name / f"seed{seed}") for seed in summary["seeds"]] for name in summary["arms"]}
+def _sections(runs: Mapping[str, list[Run]], summary: Mapping[str, Any]) -> list[tuple[str, str, Figure]]:
+    """Title, note and picture of each section."""
     tied = [name for name, arm in summary["arms"].items() if arm["tied"]]
     probe = f"Over a probe of N = {summary['probe_tokens']:,} held-out tokens"
     sections = [
@@ -229,7 +228,14 @@ def write_report(place: Path, summary: Mapping[str, Any]) -> None:
             _relative_updates(runs),
         )
     )
-    names = list(summary["arms"])
+    return sections
+
+
+def write_report(place: Path, summary: Mapping[str, Any]) -> None:
+    """Write report.html into the folder of a finished comparison."""
+    runs = {name: [open_run(place / name / f"seed{seed}") for seed in summary["seeds"]] for name in summary["arms"]}
+    sections = _sections(runs, summary) if runs else []  # every arm may have diverged
+    names = [*summary["arms"], *diverged_arms(summary)]
     title = " against ".join(names) if len(names) <= 3 else f"{len(names)} arms against {summary['baseline']}"
     parts = [
         *(f"<p>{html.escape(sentence)}</p>" for sentence in conclusions(summary)),

@@ -13,9 +13,7 @@ import numpy as np
 
 from tied_lm import comparison as c
 from tied_lm import folder
-from tied_lm.checkpoint import METRIC
 from tied_lm.config import ConfigError, Data, build_comparison, flatten, override
-from tied_lm.runs import open_run
 from tied_lm.statistics import choose_left_out, paired_difference, summarize
 from tied_lm.streams import Stream
 
@@ -34,9 +32,6 @@ class Point:
     place: Path
 
     def is_complete(self) -> bool:
-        """Whether nothing is left to do. An arm that is known to diverge is not trained again."""
-        if c.read_diverged(self.place):
-            return c.is_trained(self.place, self.plan)
         return c.is_complete(self.place, self.plan)
 
 
@@ -149,30 +144,20 @@ def results(sweep: Sweep) -> dict[str, Any]:
 
 
 def _point_result(point: Point) -> dict[str, Any]:
-    comparison, diverged = point.plan.comparison, c.read_diverged(point.place)
-    losses: dict[str, list[float] | None] = {}
-    for arm in comparison.arms:
-        folders = [c.run_folder(point.place, name, config) for name, config in comparison.runs() if name == arm]
-        losses[arm] = None if arm in diverged else [open_run(place).last()[METRIC] for place in folders]
-    about = {
+    """A point's summary in short; None is the loss of an arm that diverged, and a difference that it enters."""
+    summary, arms = c.read_summary(point.place), point.plan.arms
+    found, differences = summary["arms"], summary["differences"]
+    return {
         "index": point.index,
         "folder": point.place.name,
         "settings": point.settings,
-        "parameters": {name: arm.trainer.account()["total"] for name, arm in point.plan.arms.items()},
-        "diverged": diverged,
-    }
-    return about | against_baseline(losses, comparison.baseline)
-
-
-def against_baseline(losses: Mapping[str, list[float] | None], baseline: str) -> dict[str, Any]:
-    """Mean loss of each arm and its paired difference to the baseline; None where an arm has no losses: it diverged."""
-    base = losses[baseline]
-    return {
-        "eval_loss": {arm: None if values is None else summarize(values) for arm, values in losses.items()},
+        "parameters": {name: arm.trainer.account()["total"] for name, arm in arms.items()},
+        "diverged": {name: arm["reason"] for name, arm in summary["diverged"].items()},
+        "eval_loss": {name: found[name]["eval_loss"] if name in found else None for name in arms},
         "differences": {
-            arm: None if values is None or base is None else paired_difference(values, base)
-            for arm, values in losses.items()
-            if arm != baseline
+            name: differences[name]["eval_loss"] if name in differences else None
+            for name in arms
+            if name != summary["baseline"]
         },
     }
 

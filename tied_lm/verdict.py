@@ -122,9 +122,29 @@ def _band_table(summary: Mapping[str, Any], name: str) -> str:
     )
 
 
+def diverged_arms(summary: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Reason and parameters of each arm without a result. The summaries of older folders do not have the field."""
+    return summary.get("diverged", {})
+
+
+def _divergences(summary: Mapping[str, Any]) -> list[str]:
+    """Which arms have no result, and what can be said without the baseline."""
+    said = [f"{name} diverged, so it has no result: {arm['reason']}." for name, arm in diverged_arms(summary).items()]
+    if summary["baseline"] in diverged_arms(summary):
+        others = " | ".join(summary["arms"])
+        said.append(
+            f"Without the baseline, {summary['baseline']}, there is no difference to tell: the losses of the other "
+            "arms stand for themselves."
+            + (f" To compare these, set compare.baseline = {others}." if len(summary["arms"]) > 1 else "")
+        )
+    return said
+
+
 def conclusions(summary: Mapping[str, Any]) -> list[str]:
     """The sentences of the verdict: each arm against the baseline, its size, the entropy, the conditions."""
-    sentences = [_conclusion(summary, name) for name in summary["differences"]]
+    sentences = [*(_conclusion(summary, name) for name in summary["differences"]), *_divergences(summary)]
+    if not summary["arms"]:
+        return sentences
     return [*sentences, *_matches(summary), *filter(None, [_against_entropy(summary)]), _conditions(summary)]
 
 
@@ -146,6 +166,8 @@ def arm_table(summary: Mapping[str, Any]) -> list[list[str]]:
                 "-" if difference is None else with_interval(difference["eval_loss"], "+"),
             ]
         )
+    for name, arm in diverged_arms(summary).items():
+        rows.append([name, f"{arm['parameters']:,}", "diverged", *("-" for _ in present), "-"])
     return rows
 
 
