@@ -1,5 +1,6 @@
 """Train one model, once."""
 
+import math
 import sys
 import threading
 from pathlib import Path
@@ -45,7 +46,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
         "probe/split/cosine": "cosine of lookup and scoring (probe)",
     }.items():
         if tag in last:
-            print(f"  {last[tag]:8.4f}  {words}")
+            print(f"  {'-' if math.isnan(last[tag]) else format(last[tag], '.4f'):>8}  {words}")
     print(f"TensorBoard: {tensorboard_command(place)}")
 
 

@@ -79,12 +79,22 @@ def test_cosine_by_hand():
     assert told["share"] == 0.5
 
 
-def test_nothing_of_nothing_is_zero():
+def test_nothing_of_nothing_is_undefined():
     zero, one = np.zeros((2, 3)), np.ones((2, 3))
-    assert set(describe(stats_of(zero, zero, zero)).values()) == {0.0}
-    told = describe(stats_of(zero, one, zero))
-    assert (told["share"], told["cosine"]) == (0, 0)
-    assert describe(stats_of(one, zero, zero))["share"] == 1
+    told = describe(stats_of(zero, zero, zero))
+    assert {name for name, value in told.items() if np.isnan(value)} == {"share", "cosine"}
+    assert {value for value in told.values() if not np.isnan(value)} == {0.0}
+    for lookup, scoring, share in ((zero, one, 0), (one, zero, 1)):
+        told = describe(stats_of(lookup, scoring, zero))
+        assert told["share"] == share
+        assert np.isnan(told["cosine"])
+
+
+def test_rows_without_a_cosine_do_not_spoil_that_of_all():
+    rows, zero = np.array([[3.0, 0], [0, 0], [0, 4.0]]), np.array([[1.0, 0], [2.0, 0], [0, 1.0]])
+    found = stats_of(rows, zero, rows)
+    assert describe(found.marked()) == describe(found)
+    assert describe(found)["cosine"] == pytest.approx((3 + 4) / (5 * 6**0.5))
 
 
 def test_scalars_of_a_tied_model_by_band(tables):

@@ -9,6 +9,7 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.util import tensor_util
 
 from tests import tiny
+from tied_lm import open_run
 from tied_lm.board import Board, cut_events
 from tied_lm.histogram import BINS, EDGES, log_histogram
 
@@ -42,6 +43,20 @@ def expected_scalars(tied):
     return {hypothetical(tag): steps for tag, steps in tags.items()}
 
 
+def undefined_scalars(place, tied):
+    """Tags and steps of what is 0 / 0, by the norms of the rows."""
+    found = set()
+    for prefix, name in (("", "rows.zarr"), ("probe/", "probe.zarr")):
+        rows = tiny.dataset(place / name)
+        groups = {"split": rows["band"] >= 0} | {f"band/{b}": rows["band"] == b for b in BANDS}
+        for k, step in enumerate(rows["step"].tolist()):
+            for group, members in groups.items():
+                uses = [rows[part][k][members].any() for part in ("lookup", "scoring")]
+                found |= {(f"{prefix}{group}/cosine", step)} if not all(uses) else set()
+                found |= {(f"{prefix}{group}/share", step)} if not any(uses) else set()
+    return found if tied else {(hypothetical(tag), step) for tag, step in found}
+
+
 def hypothetical(tag):
     if tag.rsplit("/", 1)[-1] not in ("total", "share", "cosine"):
         return tag
@@ -51,11 +66,11 @@ def hypothetical(tag):
 def test_every_scalar_is_there_with_finite_values_at_its_steps(run):
     tying, place = run
     accumulator = tiny.accumulate(place)
-    expected = expected_scalars(tying == "tied")
+    expected, undefined = expected_scalars(tying == "tied"), undefined_scalars(place, tying == "tied")
     assert set(accumulator.Tags()["scalars"]) == set(expected)
     for tag, steps in expected.items():
         found = accumulator.Scalars(tag)
-        assert [event.step for event in found] == steps, tag
+        assert [event.step for event in found] == [step for step in steps if (tag, step) not in undefined], tag
         assert np.isfinite([event.value for event in found]).all(), tag
 
 
@@ -68,7 +83,27 @@ def test_the_metrics_are_the_same_scalars(run):
     )
     for tag in accumulator.Tags()["scalars"]:
         shown = {event.step: event.value for event in accumulator.Scalars(tag)}
-        assert shown == {line["step"]: np.float32(line[tag]) for line in lines if tag in line}, tag
+        told = {line["step"]: line[tag] for line in lines if tag in line}
+        assert shown == {step: np.float32(value) for step, value in told.items() if value is not None}, tag
+
+
+def test_what_is_undefined_is_so_in_every_place(run):
+    """NaN in zarr and from Python, null in JSON, absent in TensorBoard, and never 0."""
+    tying, place = run
+    for name in ("rows.zarr", "probe.zarr"):
+        rows = tiny.dataset(place / name)
+        no_cosine = (rows["lookup"] == 0) | (rows["scoring"] == 0)
+        assert no_cosine.any()
+        np.testing.assert_array_equal(np.isnan(rows["cosine"]), no_cosine)
+    undefined = undefined_scalars(place, tying == "tied")
+    assert undefined  # at two steps band 0, which is a single row, was not looked up
+    told = (place / "metrics.jsonl").read_text().splitlines()
+    lines = [json.loads(line, parse_constant=pytest.fail) for line in told]
+    opened = open_run(place)
+    assert {(tag, line["step"]) for line in lines for tag, value in line.items() if value is None} == undefined
+    nans = {(tag, step) for tag in opened.tags() for step, value in opened.scalars(tag).items() if np.isnan(value)}
+    assert nans == undefined
+    assert not undefined & raw_values(place).keys()
 
 
 def test_every_histogram_counts_the_rows_that_are_not_zero(run):

@@ -360,7 +360,24 @@ def test_jit_and_eager_agree_and_rows_change_nothing():
         assert_close((loss, grads), jitted[:2])
         assert (eager_stats is None) != rows
     alone = jax.jit(row_stats, static_argnums=0)(case.model, *drawn[:3])
-    assert_close((eager_stats, alone), (jitted[3], jitted[3]))
+    assert_close((alone, eager_stats), (jitted[3], jitted[3].marked()))
+
+
+def test_what_is_undefined_is_zero_on_the_device_and_nan_where_it_is_returned():
+    """Even where JAX is told to stop at the first NaN."""
+    drawn = draw(TIED, 9, scale=0.7)
+    absent = np.bincount(drawn.inputs.ravel(), minlength=TIED.vocab_size) == 0
+    assert 0 < absent.sum() < TIED.vocab_size
+    jitted = jax.jit(row_stats, static_argnums=0)(TIED.model, *drawn[:3])
+    with jax.debug_nans(True):
+        eager = row_stats(TIED.model, *drawn[:3])
+        loss, gradient, _ = loss_and_gradients(TIED.model, *drawn[:3], mask=np.zeros(TIED.shape, bool))
+    assert not jitted.cosine[absent].any()
+    for stats in (eager, jitted.marked(), jax.device_get(jitted).marked()):
+        np.testing.assert_array_equal(np.isnan(stats.cosine), absent)
+        assert all(np.isfinite(field).all() for name, field in stats._asdict().items() if name != "cosine")
+    assert np.isnan(loss)  # the mean of no tokens
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradient))
 
 
 class Noisy(nn.Module):

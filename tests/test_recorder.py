@@ -2,7 +2,10 @@
 
 import json
 import re
+import subprocess
+import sys
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from tensorboardX import summary
@@ -64,7 +67,9 @@ def test_a_record_lands_everywhere(tmp_path):
         assert rows.band.values.tolist() == [4, 0, UNSEEN, 3, 2, UNSEEN]
         assert rows.cosine.attrs == {"units": "1"}
     shown = tiny.board_values(tmp_path / "a" / "b")
-    assert {tag for tag, step in shown if step == 3} == run.tags() | {f"rows/{part}" for part in PARTS}
+    undefined = {"band/4/share", "band/4/cosine"}  # of row 0, where all is 0
+    assert {tag for tag, step in shown if step == 3} == run.tags() - undefined | {f"rows/{part}" for part in PARTS}
+    assert all(np.isnan(run.scalars(tag)[3]) for tag in undefined)
     assert {tag for tag, step in shown if step == 0} == {"tokens/text_summary", "custom_scalars__config__"}
     assert b"| named_5 | 5 | &#124; |" in shown["tokens/text_summary", 0]
     with pytest.raises(FileNotFoundError, match=r"no config\.json"):
@@ -140,8 +145,9 @@ def test_what_was_not_flushed_is_as_if_it_had_not_been(tmp_path):
     opened.record(1, use_stats(1))
     opened.writers[0].flush()  # the rows are there and the metrics are not
     opened.writers[1].close()
-    opened.writers[3].file.close()
+    opened.writers[2].file.close()
     opened.lock.close()
+    del opened
     record(tmp_path, [1, 2])
     assert steps_of(tmp_path) == ([0, 1, 2],) * 3
 
@@ -180,6 +186,65 @@ def test_nothing_is_written_of_a_record_that_is_refused(tmp_path):
     opened.close()
 
 
+REFUSED = {
+    "step = 0.5 is not possible; allowed: an integer from 0 to 2**63 - 1": (0.5, None),
+    "step = 9223372036854775808 is not possible": (2**63, None),
+    "step = True is not possible": (True, None),
+    "step = -1 is not possible": (-1, None),
+    "step = '7' is not possible": ("7", None),
+    "the tag 'step' is one that the recorder itself writes": (7, {"step": 1}),
+    "the tag 'split/share' is one": (7, {"split/share": 1}),
+    "the tag 'band/unseen/other' is one": (7, {"band/unseen/other": 1}),
+    "the tag 'token/rare_0/total' is one": (7, {"token/rare_0/total": 1}),
+    "the tag 'rows_zero/lookup' is one": (7, {"rows_zero/lookup": 1}),
+    "the tag 'rows/lookup' is one": (7, {"rows/lookup": 1}),
+    "3 is no tag: a text of printable characters": (7, {"a": 1, 3: 2}),
+    "'' is no tag": (7, {"": 1}),
+    "'a\\x1bb' is no tag": (7, {"a\x1bb": 1}),
+    "'\\ud800' is no tag": (7, {"\ud800": 1}),
+    "loss = array([1., 1.]) is not one number": (7, {"loss": np.ones(2)}),
+    "loss = array([1.]) is not one number": (7, {"loss": np.ones(1)}),
+    "loss = [1] is not one number": (7, {"loss": [1]}),
+    "loss = '1.5' is not one number": (7, {"loss": "1.5"}),
+    "loss = None is not one number": (7, {"loss": None}),
+    "loss = True is not one number": (7, {"loss": True}),
+    "loss = (1+2j) is not one number": (7, {"loss": 1 + 2j}),
+    "loss = nan is not finite": (7, {"loss": float("nan")}),
+    "loss = inf is not finite": (7, {"loss": float("inf")}),
+    "loss = 1e+39 is not finite": (7, {"loss": 1e39}),
+    "scalars are a list": (7, [1.0]),
+}
+
+
+def files_of(place):
+    return {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_refused_record_leaves_no_trace(tmp_path, monkeypatch, first):
+    """In no file, whether it would have been the first record or not, and the same step can be written after it."""
+    monkeypatch.setattr(recorder, "FLUSH_SECONDS", 0)
+    with RowRecorder(tmp_path, V, counts=COUNTS) as opened:
+        if not first:
+            opened.record(3, use_stats(3), {"loss": 1.0})
+        before = files_of(tmp_path)
+        for words, (step, scalars) in REFUSED.items():
+            with pytest.raises(ValueError, match="^" + re.escape(words)):
+                opened.record(step, use_stats(7), scalars)
+        for stats in (use_stats(7)._replace(cosine=["a"] * V), use_stats(7)._replace(lookup=np.full(V, 1e39)), (1, 2)):
+            with pytest.raises(ValueError, match=r"cosine is of <U1|lookup is not finite|stats are a tuple"):
+                opened.record(7, stats)
+        opened.flush()
+        assert files_of(tmp_path) == before
+        opened.record(np.int64(7), use_stats(7), {"loss (train)": jnp.bfloat16(1.5), "n": 2, "d": jnp.float32(3)})
+    assert steps_of(tmp_path) == ([7] if first else [3, 7],) * 3
+    run = open_run(tmp_path)
+    assert [run.scalars(tag)[7] for tag in ("loss (train)", "n", "d")] == [1.5, 2, 3]
+    assert {tag for tag, step in tiny.board_values(tmp_path) if step == 7} == set(run.last()) - {"step"} | {
+        f"rows/{part}" for part in PARTS
+    }
+
+
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
@@ -188,11 +253,15 @@ def test_nothing_is_written_of_a_record_that_is_refused(tmp_path):
         ({"counts": np.array([1, -1, 1, 1, 1, 1])}, "counts are not 6 numbers"),
         ({"token_strings": ["a"]}, "token_strings has 1 entries, not one"),
         ({"tokens": (6,)}, r"tokens = \[6\] are not all in \[0, 6\)"),
+        ({"tokens": ("a",)}, "tokens = 'a' is not possible; allowed: an integer from 0"),
+        ({"counts": "abcdef"}, "counts are not 6 numbers"),
+        ({"first_step": 1.5}, "first_step = 1.5 is not possible; allowed: an integer from 0"),
+        ({"vocab_size": 0}, "vocab_size = 0 is not possible; allowed: an integer from 1"),
     ],
 )
 def test_arguments_that_do_not_fit(tmp_path, kwargs, message):
     with pytest.raises(ValueError, match=message):
-        RowRecorder(tmp_path / "new", V, **kwargs)
+        RowRecorder(tmp_path / "new", **({"vocab_size": V} | kwargs))
     assert not (tmp_path / "new").exists()
 
 
@@ -203,9 +272,40 @@ def test_the_folder_of_something_else_is_refused(tmp_path, name):
         RowRecorder(tmp_path, V)
 
 
-def test_two_recorders_do_not_share_a_folder(tmp_path):
-    with RowRecorder(tmp_path, V), pytest.raises(ValueError, match="no other process is writing"):
-        RowRecorder(tmp_path, V)
+def test_a_cell_that_is_run_again_says_what_to_do(tmp_path, monkeypatch):
+    opened = RowRecorder(tmp_path / "run", V)
+    monkeypatch.chdir(tmp_path)
+    for again in (tmp_path / "run", "run", tmp_path / "run" / ".." / "run"):
+        with pytest.raises(ValueError, match=r"is open in another RowRecorder of this process: close\(\) that one"):
+            RowRecorder(again, V)
+    opened.close()
+    opened = RowRecorder(tmp_path / "run", V)
+    opened.record(0, use_stats(0))
+    opened.close()
+    del opened
+    # One that nobody holds any more is in nobody's way.
+    RowRecorder(tmp_path / "run", V)
+    RowRecorder(tmp_path / "run", V).close()
+
+
+def test_another_process_is_told_of(tmp_path):
+    code = "import sys; from tied_lm import RowRecorder; r = RowRecorder(sys.argv[1], 6); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        other.stdout.readline()
+        with pytest.raises(ValueError, match="a folder that no other process is writing"):
+            RowRecorder(tmp_path, V)
+        other.communicate(b"\n")
+    RowRecorder(tmp_path, V).close()
+
+
+def test_a_recorder_prints_itself(tmp_path):
+    opened = RowRecorder(tmp_path, V)
+    opened.record(4, use_stats(4))
+    assert repr(opened) == f"RowRecorder({str(tmp_path)!r}, 6 rows, next step 5)"
+    opened.close()
+    assert repr(opened) == f"RowRecorder({str(tmp_path)!r}, 6 rows, closed)"
 
 
 def test_rows_of_another_vocabulary_or_other_counts_are_not_continued(tmp_path):

@@ -1,5 +1,6 @@
 """Groups of rows of similar frequency, and what the statistics of the rows say of each."""
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -32,18 +33,19 @@ def describe(stats: RowStats | UseStats) -> dict[str, float]:
     """Norms of the parts over the rows given, and the lookup's share and cosine.
 
     share = |lookup|^2 / (|lookup|^2 + |scoring|^2) and cosine = <lookup, scoring> / (|lookup| |scoring|), with the
-    norms and the product over all the rows; each is 0 where it would be 0 / 0.
+    norms and the product over all the rows; each is NaN where it is 0 / 0.
     """
     rows = {part: np.asarray(getattr(stats, part), np.float64) for part in NORMS if hasattr(stats, part)}
     norms = {part: float(np.sqrt(np.sum(norm_V**2))) for part, norm_V in rows.items()}
     lookup, scoring = norms["lookup"], norms["scoring"]
-    dot = float(np.sum(rows["lookup"] * rows["scoring"] * np.asarray(stats.cosine, np.float64)))
-    share = lookup**2 / (lookup**2 + scoring**2) if lookup or scoring else 0.0
-    return norms | {"share": share, "cosine": dot / (lookup * scoring) if lookup and scoring else 0.0}
+    products = rows["lookup"] * rows["scoring"]
+    dot = float(np.sum(products * np.asarray(stats.cosine, np.float64), where=products > 0))
+    share = lookup**2 / (lookup**2 + scoring**2) if lookup or scoring else math.nan
+    return norms | {"share": share, "cosine": dot / (lookup * scoring) if lookup and scoring else math.nan}
 
 
 def split_scalars(stats: RowStats | UseStats, bands: Int[np.ndarray, "V"] | None, tied: bool) -> dict[str, float]:
-    """Scalars by tag, for the whole table and for each band, if there are bands.
+    """Scalars by tag, for the whole table and for each band, if there are bands; NaN where one is undefined.
 
     In an untied model lookup and scoring are gradients of two matrices whose scales are arbitrary, so their sum,
     share and cosine are hypothetical: the tags say so, and do not overlay those of a tied run.

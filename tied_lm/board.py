@@ -1,5 +1,6 @@
 """What TensorBoard shows of a run: scalars, histograms of row norms, and text."""
 
+import math
 import os
 import struct
 import time
@@ -13,6 +14,7 @@ from jaxtyping import Int
 from tensorboardX import summary
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto.summary_pb2 import Summary
 
 from tied_lm.histogram import EDGES
 
@@ -59,7 +61,9 @@ class Board:
         self.writer.write_event(Event(summary=merged, step=step, wall_time=time.time()))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        self._add(step, *(summary.scalar(tag, value) for tag, value in values.items()))
+        """Values by tag, whatever is in the tags; NaN stands for what is undefined, which is not shown."""
+        shown = {tag: value for tag, value in values.items() if not math.isnan(value)}
+        self._add(step, Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in shown.items()]))
 
     def row_histogram(self, step: int, tag: str, counts: Int[np.ndarray, "bins"]) -> None:
         """Histogram of log10 of the row norms, on fixed edges; nothing where all are 0."""

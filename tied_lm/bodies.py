@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from tied_lm.checks import check_fields
 from tied_lm.config import Allowed, Config, ConfigError, at_least, below_one, choose, own_options
 
 
@@ -22,6 +23,10 @@ class Body(nn.Module):
     compute_dtype: DTypeLike = jnp.float32  # of the operands of products
 
     default_width: ClassVar[int] = 4  # what `width = 0` means, in units of D
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        super().__post_init__()
 
     @classmethod
     def of(cls, config: Config) -> Self:

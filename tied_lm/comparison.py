@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import threading
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
@@ -226,8 +227,9 @@ def _bands(arm: Arm, runs: list[Run]) -> dict[str, Any]:
 
 
 def _measure(last: list[dict[str, float]], tag: str) -> dict[str, Any] | None:
-    """A scalar at the last step over the seeds; None where it means nothing."""
-    return summarize([line[tag] for line in last]) if tag in last[0] else None
+    """A scalar at the last step over the seeds; None where it means nothing, or is undefined in all of them."""
+    values = [line.get(tag, math.nan) for line in last]
+    return None if all(map(math.isnan, values)) else summarize(values)
 
 
 def summarize_comparison(plan: Plan, place: Path) -> dict[str, Any]:
@@ -247,10 +249,9 @@ def summarize_comparison(plan: Plan, place: Path) -> dict[str, Any]:
         excess = None
         if arm.stream.entropy is not None:
             excess = summarize([run.last()["loss/excess"] for run in runs])
-        split = None
+        split, last = None, [run.last() for run in runs]
         if tied:
-            split = {key: summarize([run.last()[f"probe/split/{key}"] for run in runs]) for key in ("share", "cosine")}
-        last = [run.last() for run in runs]
+            split = {key: _measure(last, f"probe/split/{key}") for key in ("share", "cosine")}
         summary["arms"][name] = {
             "parameters": account["total"],
             "account": account,

@@ -1,6 +1,6 @@
 """Which array looks up, and which scores: what every tying scheme shares, the tied module, the untied baseline."""
 
-from typing import ClassVar, NamedTuple, Self
+from typing import Annotated, ClassVar, NamedTuple, Self
 
 import flax.linen as nn
 import jax
@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, PyTree
 
-from tied_lm.config import Config, own_options
+from tied_lm.checks import check_fields
+from tied_lm.config import Config, at_least, own_options
 from tied_lm.loss import VocabularyLoss
 
 Params = dict[str, Array]
@@ -33,8 +34,8 @@ class VocabularyModel(nn.Module):
     A scheme's own fields are its options, taken from the config's group `scheme` by their names.
     """
 
-    vocab_size: int
-    features: int
+    vocab_size: Annotated[int, at_least(1)]
+    features: Annotated[int, at_least(1)]
     body: nn.Module | None = None
     compute_dtype: DTypeLike = jnp.float32  # of the operands of the large products; parameters and sums are float32
     init_std: float = 0.02  # of the initial entries of the vocabulary matrices
@@ -46,6 +47,10 @@ class VocabularyModel(nn.Module):
     others: ClassVar[tuple[str, ...]] = ()  # parameters beside the matrices that look up and score
     push_parts: ClassVar[tuple[str, ...]] = ()  # parts of the push that are recorded by themselves
     no_sum_rule: ClassVar[str] = ""  # why the rows of `scoring` do not sum to 0, if they do not
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        super().__post_init__()
 
     @classmethod
     def of(cls, config: Config, body: nn.Module | None, bands: tuple[int, ...] = ()) -> Self:

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ def cache_folder() -> Path:
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Replace a file in one go, so that no reader meets half of it."""
     new = path.with_name(path.name + ".new")
-    new.write_text(json.dumps(values, indent=2) + "\n")
+    new.write_text(json.dumps(values, indent=2, allow_nan=False) + "\n")
     new.replace(path)
 
 
@@ -76,10 +77,11 @@ def locked(folder: Path, wait: bool = False) -> Iterator[None]:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl; a torn last line is left out."""
+    """The lines of metrics.jsonl, with NaN for what is undefined; a torn last line is left out."""
     path = folder / METRICS
     lines = path.read_text().split("\n") if path.exists() else [""]
-    return [json.loads(line) for line in lines[:-1]]
+    found = [json.loads(line) for line in lines[:-1]]
+    return [{tag: math.nan if value is None else value for tag, value in line.items()} for line in found]
 
 
 def is_finished(folder: Path, steps: int) -> bool:

@@ -15,8 +15,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from tied_lm.checks import check_ids
 from tied_lm.embedding import Params, VocabularyModel
 from tied_lm.loss import vocabulary_loss
 
@@ -68,8 +70,9 @@ class GradientSplit(NamedTuple):
 
 
 class RowStats(NamedTuple):
-    """L2 norms of the rows of the split's tables; the cosine of lookup and scoring, 0 where either is 0; and how
-    often each row was looked up, and was an unmasked target. `total` and `cosine` are hypothetical if untied."""
+    """L2 norms of the rows of the split's tables; the cosine of lookup and scoring; and how often each row was looked
+    up, and was an unmasked target. `total` and `cosine` are hypothetical if untied. Where lookup or scoring is 0 there
+    is no cosine: it is NaN, but 0 inside of jit and other transformations, until `marked`."""
 
     lookup: Float[Array, "V"]
     scoring: Float[Array, "V"]
@@ -79,6 +82,10 @@ class RowStats(NamedTuple):
     cosine: Float[Array, "V"]
     input_count: Int[Array, "V"]
     target_count: Int[Array, "V"]
+
+    def marked(self) -> "RowStats":
+        """The same with NaN for what is undefined."""
+        return self._replace(cosine=mark_undefined((self.lookup > 0) & (self.scoring > 0), self.cosine))
 
 
 def backward(
@@ -151,17 +158,6 @@ def backward(
     )
 
 
-def _check_ids(model: VocabularyModel, **ids: Int[Array, "*N"]) -> None:
-    """Refuse ids outside the vocabulary, which a lookup would take for others. Under jit they cannot be seen."""
-    for name, values in ids.items():
-        if isinstance(values, jax.core.Tracer) or not values.size:
-            continue
-        low, high = int(values.min()), int(values.max())
-        if low < 0 or high >= model.vocab_size:
-            wrong = low if low < 0 else high
-            raise ValueError(f"{name} has {wrong}, which is not in [0, vocab_size = {model.vocab_size})")
-
-
 def tables(b: Backward) -> Tables:
     """The sums of the split, as tables."""
     zeros_VxD = jnp.zeros_like(b.expected)
@@ -186,11 +182,21 @@ def row_norm(table_RxD: Float[Array, "R D"]) -> Float[Array, "R"]:
 
 
 def row_cosine(a_RxD: Float[Array, "R D"], b_RxD: Float[Array, "R D"]) -> Float[Array, "R"]:
-    """Cosine of each pair of rows; 0 where either is 0."""
+    """Cosine of each pair of rows; 0 where either is 0, so that it is undefined."""
     a_R, b_R = row_norm(a_RxD), row_norm(b_RxD)
     # Dividing twice, since the product of two tiny norms is 0 in float32.
     dot_R = jnp.sum(a_RxD / jnp.where(a_R > 0, a_R, 1)[..., None] * b_RxD, axis=-1) / jnp.where(b_R > 0, b_R, 1)
     return jnp.where((a_R > 0) & (b_R > 0), jnp.clip(dot_R, -1, 1), 0)
+
+
+def mark_undefined(defined: Bool[Array, "*N"], values: Float[Array, "*N"]) -> Float[Array, "*N"]:
+    """Values as they are written and returned: NaN where they are undefined. Inside of transformations they are left
+    as they are, so that no NaN is made on the device."""
+    if isinstance(values, jax.core.Tracer):
+        return values
+    where = np.where if isinstance(values, np.ndarray) else jnp.where
+    with jax.debug_nans(False):  # these are meant
+        return where(defined, values, np.float32(np.nan))
 
 
 def stats_of_tables(t: Tables, input_count: Int[Array, "V"], target_count: Int[Array, "V"]) -> RowStats:
@@ -277,21 +283,24 @@ def loss_and_gradients(
 ) -> tuple[Float[Array, ""], PyTree, RowStats | None]:
     """Mean loss in nats, its gradients in `params` (the inner tree), and with `rows` the statistics of the rows.
 
-    A scheme's penalty is in the gradients and not in the loss.
+    A scheme's penalty is in the gradients and not in the loss. Where every target is masked, the gradients of the loss
+    are 0 and the loss is NaN; inside of jit and other transformations it is 0.
 
     Args:
+        inputs, targets: ids of equal shape, arrays or lists.
         mask: False where a target does not count, and may be any number. Every input is looked up all the same.
 
     Raises:
-        ValueError: an id is not in the vocabulary. Under jit this cannot be seen: check the ids before.
+        ValueError: the shapes differ, are empty, or something else than integers (booleans for the mask) is in them; or
+            an id is not in the vocabulary. Under jit the last cannot be seen: check the ids before.
     """
-    _check_ids(model, inputs=inputs, targets=targets if mask is None else jnp.where(mask, targets, 0))
+    inputs, targets, mask = check_ids(model.vocab_size, inputs, targets, mask)
     b = backward(model, params, inputs, targets, mask=mask, rngs=rngs, train=train)
-    return b.loss, b.gradients, stats_of(b) if rows else None
+    return mark_undefined(b.mask.any(), b.loss), b.gradients, stats_of(b).marked() if rows else None
 
 
 def row_stats(model: VocabularyModel, params: PyTree, inputs: Int[Array, "*N"], targets: Int[Array, "*N"]) -> RowStats:
-    """Norms, cosines and counts of the rows for one batch; errors as in `loss_and_gradients`.
+    """Norms, cosines and counts of the rows for one batch; arguments and errors as in `loss_and_gradients`.
 
     >>> import jax.numpy as jnp
     >>> from tied_lm import TiedEmbedding
@@ -302,19 +311,15 @@ def row_stats(model: VocabularyModel, params: PyTree, inputs: Int[Array, "*N"], 
     >>> bool(stats.lookup[1] == 0), bool(stats.scoring[1] > 0)  # never looked up, yet scored
     (True, True)
     """
-    _check_ids(model, inputs=inputs, targets=targets)
-    return stats_of(backward(model, params, inputs, targets))
+    inputs, targets, _ = check_ids(model.vocab_size, inputs, targets)
+    return stats_of(backward(model, params, inputs, targets)).marked()
 
 
 def split_gradients(
     model: VocabularyModel, params: PyTree, inputs: Int[Array, "*N"], targets: Int[Array, "*N"]
 ) -> GradientSplit:
-    """The split as dense float32 tables, for study.
-
-    Raises:
-        ValueError: an id is not in the vocabulary.
-    """
-    _check_ids(model, inputs=inputs, targets=targets)
+    """The split as dense float32 tables, for study; arguments and errors as in `loss_and_gradients`."""
+    inputs, targets, _ = check_ids(model.vocab_size, inputs, targets)
     b = backward(model, params, inputs, targets)
     t = tables(b)
     scoring_VxD = t.expected - t.data

@@ -56,15 +56,13 @@ class Journal:
         self.probe = RowLog(folder / PROBE, stats, constants, first_step, token_strings)
 
         self.board = Board(folder, first_step)
-        self.row_board = RowBoard(
-            self.board, untied_from != 0, bands, tracked_tokens(frequencies, config["log"]["tokens"])
-        )
+        self.row_board = RowBoard(untied_from != 0, bands, tracked_tokens(frequencies, config["log"]["tokens"]))
         if first_step == 0:
             self._describe(config, token_strings, bands)
 
     def _describe(self, config: Mapping[str, Any], token_strings: list[str], bands: Int[np.ndarray, "V"]) -> None:
         self.board.text("config", "```json\n" + json.dumps(config, indent=2) + "\n```")
-        self.row_board.show_tokens(token_strings)
+        self.row_board.show_tokens(self.board, token_strings)
         layout = self.row_board.charts(RowStats._fields, "batch, by band")
         layout |= self.row_board.charts(RowStats._fields, "probe, by band", "probe/")
         present = [bands_.NAMES[band] for band in np.unique(bands)]
@@ -81,19 +79,19 @@ class Journal:
         """Write down all there is of one step; each step is written once, in order.
 
         Args:
-            scalars: values by tag.
+            scalars: values by tag; NaN where one is undefined.
             record: of this step's batch and update.
             probe: row statistics over the probe.
         """
         scalars = dict(scalars)
         self.row_board.tied = self.untied_from is None or step < self.untied_from
         if record is not None:
-            histograms = dict(zip(PARTS, record.histograms, strict=True))
-            scalars |= self.row_board.show_rows(step, record.stats, histograms)
+            self.row_board.show_histograms(self.board, step, dict(zip(PARTS, record.histograms, strict=True)))
+            scalars |= self.row_board.row_scalars(record.stats)
             scalars |= self.row_board.part_scalars(record.push_parts)
             for name, norms in record.others.items():
                 scalars |= {f"grad_norm/{name}/{use}": float(norms[i]) for i, use in enumerate(("lookup", "scoring"))}
-            rows = record.stats._asdict() | record.push_parts
+            rows = record.stats.marked()._asdict() | record.push_parts
             for name, suffix in self.suffixes.items():
                 # Before a late untie, the one matrix is all there is of both.
                 held = name if name in record.updates else "embedding"
@@ -102,7 +100,7 @@ class Journal:
         if probe is not None:
             found = self.row_board.scalars(probe.stats) | self.row_board.part_scalars(probe.push_parts)
             scalars |= {f"probe/{tag}": value for tag, value in found.items()}
-            self.probe.append(step, probe.stats._asdict() | probe.push_parts)
+            self.probe.append(step, probe.stats.marked()._asdict() | probe.push_parts)
         if scalars:
             self.board.scalars(step, scalars)
             self.metrics.append(step, scalars)

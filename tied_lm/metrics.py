@@ -1,11 +1,17 @@
 """The scalars of a run, by step."""
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from tied_lm.folder import METRICS, read_metrics
+
+
+def _json(line: Mapping[str, float]) -> str:
+    values = {tag: None if math.isnan(value) else value for tag, value in line.items()}
+    return json.dumps(values, allow_nan=False) + "\n"
 
 
 class Metrics:
@@ -14,14 +20,14 @@ class Metrics:
     def __init__(self, folder: Path, first_step: int):
         kept = [line for line in read_metrics(folder) if line["step"] < first_step]
         new = folder / (METRICS + ".new")
-        new.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        new.write_text("".join(map(_json, kept)))
         os.replace(new, folder / METRICS)
         self.file = (folder / METRICS).open("a")
         self.lines: list[str] = []
 
     def append(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Add a line; it is on disk after the next `flush`."""
-        self.lines.append(json.dumps({"step": step} | dict(scalars)) + "\n")
+        """Add a line; it is on disk after the next `flush`. NaN stands for what is undefined, in JSON null."""
+        self.lines.append(_json({"step": step} | dict(scalars)))
 
     def flush(self) -> None:
         self.file.writelines(self.lines)

@@ -5,15 +5,18 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
+from weakref import WeakValueDictionary
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 from jaxtyping import Float, Int
 
 from tied_lm import bands as bands_
 from tied_lm.board import Board
+from tied_lm.checks import check_integer
 from tied_lm.folder import CONFIG, METRICS, locked, read_metrics
 from tied_lm.gradients import RowStats
 from tied_lm.histogram import log_histogram
@@ -27,7 +30,10 @@ from tied_lm.uses import UseStats
 FLUSH_SECONDS = 10.0
 LABEL = ".rows"  # in the name of the event file, so that those of other writers are left alone
 
+LARGEST = float(np.finfo(np.float32).max)  # rows are kept in float32, and scalars by TensorBoard
+
 _log_histogram = jax.jit(log_histogram)
+_open_here: WeakValueDictionary[Path, "RowRecorder"] = WeakValueDictionary()  # those of this process, by folder
 
 
 class RowRecorder:
@@ -48,7 +54,7 @@ class RowRecorder:
 
     Raises:
         ValueError: the arguments do not fit the vocabulary, or the folder belongs to something else, or another process
-            is writing it.
+            or another recorder of this process is writing it.
     """
 
     def __init__(
@@ -62,80 +68,108 @@ class RowRecorder:
         tokens: Sequence[int] = (),
         first_step: int | None = None,
     ):
-        self.folder, self.vocab_size, self.tied = Path(workdir), vocab_size, tied
+        self.folder, self.vocab_size = Path(workdir), check_integer("vocab_size", vocab_size, 1)
         shown = [str(k) for k in range(vocab_size)] if token_strings is None else token_strings
         self.token_strings = [visible(text) for text in shown]
         if len(self.token_strings) != vocab_size:
             raise ValueError(
                 f"token_strings has {len(self.token_strings)} entries, not one for each of {vocab_size} rows"
             )
-        if not all(0 <= token < vocab_size for token in tokens):
-            raise ValueError(f"tokens = {list(tokens)} are not all in [0, {vocab_size})")
-        self.frequencies = None if counts is None else _frequencies(np.asarray(counts, np.float64), vocab_size)
-        self.tokens = [int(token) for token in tokens]
+        named = [check_integer("tokens", token, 0) for token in tokens]
+        if not all(token < vocab_size for token in named):
+            raise ValueError(f"tokens = {named} are not all in [0, {vocab_size})")
+        self.next_step = 0 if first_step is None else check_integer("first_step", first_step, 0)
+        self.frequencies = None if counts is None else _frequencies(counts, vocab_size)
+        bands = None if self.frequencies is None else bands_.bands_of(self.frequencies)
+        self.row_board = RowBoard(tied, bands, tracked_tokens(self.frequencies, named))
         foreign = METRICS if (self.folder / METRICS).exists() and not (self.folder / ROWS).exists() else CONFIG
         if (self.folder / foreign).exists():
             raise ValueError(f"{self.folder} holds a {foreign} that no RowRecorder wrote; take another folder")
-        self.lock = ExitStack()
-        self.lock.enter_context(locked(self.folder))
-        lines = read_metrics(self.folder)
-        self.next_step = first_step if first_step is not None else lines[-1]["step"] + 1 if lines else 0
-        self.writers: tuple[RowLog, Board, RowBoard, Metrics] | None = None
+        if self.folder.resolve() in _open_here:
+            raise ValueError(f"{self.folder} is open in another RowRecorder of this process: close() that one first")
+        with ExitStack() as lock:
+            lock.enter_context(locked(self.folder))
+            if first_step is None:
+                self.next_step = max((line["step"] + 1 for line in read_metrics(self.folder)), default=0)
+            self.lock = lock.pop_all()
+        self.writers: tuple[RowLog, Board, Metrics] | None = None
         self.flushed, self.closed = time.monotonic(), False
+        _open_here[self.folder.resolve()] = self
+
+    def __repr__(self) -> str:
+        stands = "closed" if self.closed else f"next step {self.next_step}"
+        return f"RowRecorder({str(self.folder)!r}, {self.vocab_size} rows, {stands})"
 
     def record(self, step: int, stats: RowStats | UseStats, scalars: Mapping[str, float] | None = None) -> None:
         """Write down one step. It is on the disk some seconds later, or after `flush`.
 
         Args:
-            step: of the training; larger than that of the last record.
+            step: of the training, an integer; larger than that of the last record.
             stats: row norms, (V,) each, from `row_stats`, `embed_loss_and_gradients` or `UseSplit.stats`. The first
-                record decides which of the two kinds it is.
-            scalars: other values by tag, such as a loss.
+                record decides which of the two kinds it is. A cosine that is undefined is written as NaN.
+            scalars: other values by tag, such as a loss: finite numbers.
 
         Raises:
-            ValueError: the step is not a new one, or the statistics are not finite, or of another vocabulary.
+            ValueError: the step is not a new one, the statistics are not finite, or of another vocabulary, or a scalar
+                is no number, or has a tag that the recorder itself writes. Nothing of the record is written then.
         """
         if self.closed:
             raise ValueError(f"the recorder of {self.folder} is closed")
+        step = check_integer("step", step, 0)
         if step < self.next_step:
             raise ValueError(f"step {step} comes too late: {self.folder} is written up to step {self.next_step - 1}")
-        rows = jax.tree.map(np.asarray, jax.device_get(stats))
-        for name, field_V in rows._asdict().items():
-            if field_V.shape != (self.vocab_size,):
-                raise ValueError(f"{name} has shape {field_V.shape}, not ({self.vocab_size},)")
-            if not np.isfinite(field_V).all():
-                raise ValueError(f"{name} is not finite at step {step}")
-        values = {tag: float(value) for tag, value in (scalars or {}).items()}
+        rows = self._rows(step, stats)
+        values = self.row_board.row_scalars(rows)
+        fields = rows._asdict()
+        histogram_tags = {tag.replace("rows_zero/", "rows/") for tag in values}
+        taken = {"step", "tokens/text_summary", "custom_scalars__config__", *values, *histogram_tags}
+        values |= _numbers(scalars or {}, taken)
         if self.writers is None:
             self.writers = self._open(rows._fields)
-        elif set(rows._fields) != set(self.writers[0].arrays) - {"step"}:
-            raise ValueError(f"these are {', '.join(rows._fields)}; the records before had other fields")
-        log, board, row_board, metrics = self.writers
-        log.append(step, rows._asdict())
-        histograms = {part: np.asarray(_log_histogram(getattr(rows, part))) for part in norms_in(rows._fields)}
-        values |= row_board.show_rows(step, rows, histograms)
+        elif set(fields) != set(self.writers[0].arrays) - {"step"}:
+            raise ValueError(f"these are {', '.join(fields)}; the records before had other fields")
+        log, board, metrics = self.writers
+        log.append(step, fields)
+        histograms = {part: np.asarray(_log_histogram(fields[part])) for part in norms_in(rows._fields)}
+        self.row_board.show_histograms(board, step, histograms)
         board.scalars(step, values)
         metrics.append(step, values)
         self.next_step = step + 1
         if time.monotonic() - self.flushed > FLUSH_SECONDS:
             self.flush()
 
-    def _open(self, fields: Sequence[str]) -> tuple[RowLog, Board, RowBoard, Metrics]:
+    def _rows(self, step: int, stats: RowStats | UseStats) -> RowStats | UseStats:
+        """The statistics on the host, with undefined values marked."""
+        if not isinstance(stats, RowStats | UseStats):
+            raise ValueError(f"stats are a {type(stats).__name__}, not RowStats or UseStats")
+        values: list[Any] = [np.asarray(field) for field in jax.device_get(tuple(stats))]
+        rows = type(stats)(*values)
+        for name, field_V in rows._asdict().items():
+            if field_V.shape != (self.vocab_size,):
+                raise ValueError(f"{name} has shape {field_V.shape}, not ({self.vocab_size},)")
+            if not _is_real(field_V):
+                raise ValueError(f"{name} is of {field_V.dtype}, not of numbers")
+        rows = rows.marked()
+        for name, field_V in rows._asdict().items():
+            undefined_V = (rows.lookup == 0) | (rows.scoring == 0) if name == "cosine" else False
+            if not ((np.abs(field_V) <= LARGEST) | undefined_V).all():
+                raise ValueError(f"{name} is not finite at step {step}")
+        return rows
+
+    def _open(self, fields: Sequence[str]) -> tuple[RowLog, Board, Metrics]:
         self._check(fields)
-        first, frequencies = self.next_step, self.frequencies
-        constants, bands = {"token": np.arange(self.vocab_size)}, None
-        if frequencies is not None:
-            bands = bands_.bands_of(frequencies)
-            constants |= {"frequency": frequencies, "band": bands}
-        attributes = {name: attributes_of(name, None if self.tied else 0) for name in fields}
+        first, bands = self.next_step, self.row_board.bands
+        constants: dict[str, Any] = {"token": np.arange(self.vocab_size)}
+        if bands is not None:
+            constants |= {"frequency": self.frequencies, "band": bands}
+        attributes = {name: attributes_of(name, None if self.row_board.tied else 0) for name in fields}
         log = RowLog(self.folder / ROWS, attributes, constants, first, self.token_strings)
         board = Board(self.folder, first, LABEL)
-        row_board = RowBoard(board, self.tied, bands, tracked_tokens(frequencies, self.tokens))
         if first == 0 or not read_metrics(self.folder):
-            row_board.show_tokens(self.token_strings)
+            self.row_board.show_tokens(board, self.token_strings)
             if bands is not None:
-                board.charts(row_board.charts(fields, "batch, by band"))
-        return log, board, row_board, Metrics(self.folder, first)
+                board.charts(self.row_board.charts(fields, "batch, by band"))
+        return log, board, Metrics(self.folder, first)
 
     def _check(self, fields: Sequence[str]) -> None:
         """Refuse to continue rows of another kind."""
@@ -156,7 +190,7 @@ class RowRecorder:
     def flush(self) -> None:
         """Put all that was recorded on the disk. The metrics come last: what they hold, the rest holds too."""
         if self.writers is not None:
-            log, board, _, metrics = self.writers
+            log, board, metrics = self.writers
             log.flush()
             board.flush()
             metrics.flush()
@@ -167,11 +201,12 @@ class RowRecorder:
         try:
             self.flush()
             if self.writers is not None:
-                _, board, _, metrics = self.writers
+                _, board, metrics = self.writers
                 board.close()
                 metrics.close()
         finally:
             self.writers, self.closed = None, True
+            _open_here.pop(self.folder.resolve(), None)
             self.lock.close()
 
     def __enter__(self) -> Self:
@@ -181,7 +216,38 @@ class RowRecorder:
         self.close()
 
 
-def _frequencies(counts_V: Float[np.ndarray, "V"], vocab_size: int) -> Float[np.ndarray, "V"]:
+def _frequencies(counts: Any, vocab_size: int) -> Float[np.ndarray, "V"]:
+    try:
+        counts_V = np.asarray(counts, np.float64)
+    except (TypeError, ValueError):
+        counts_V = np.zeros(0)
     if counts_V.shape != (vocab_size,) or not np.isfinite(counts_V).all() or counts_V.min() < 0 or not counts_V.any():
         raise ValueError(f"counts are not {vocab_size} numbers of at least 0, one of them larger")
     return counts_V / counts_V.sum()
+
+
+def _numbers(scalars: Mapping[str, Any], taken: set[str]) -> dict[str, float]:
+    """Scalars as they can be written in every place.
+
+    Args:
+        taken: tags that are written already.
+    """
+    if not isinstance(scalars, Mapping):
+        raise ValueError(f"scalars are a {type(scalars).__name__}, not a dict of numbers by tag")
+    for tag in scalars:
+        if not isinstance(tag, str) or not tag or not tag.isprintable():
+            raise ValueError(f"{tag!r} is no tag: a text of printable characters")
+        if tag in taken:
+            raise ValueError(f"the tag {tag!r} is one that the recorder itself writes")
+    found = {}
+    for tag, value in jax.device_get(dict(scalars)).items():
+        if np.ndim(value) or not _is_real(np.asarray(value)):
+            raise ValueError(f"{tag} = {value!r} is not one number")
+        found[tag] = float(value)
+        if not abs(found[tag]) <= LARGEST:
+            raise ValueError(f"{tag} = {value!r} is not finite in float32")
+    return found
+
+
+def _is_real(array: np.ndarray) -> bool:
+    return jnp.issubdtype(array.dtype, jnp.integer) or jnp.issubdtype(array.dtype, jnp.floating)

@@ -20,6 +20,7 @@ from tied_lm.statistics import interval
 from tied_lm.verdict import accounts, arm_table, conclusions, diverged_arms
 
 REPORT = "report.html"
+UNDEFINED = {"mean": np.nan, "ci95": None}
 # Okabe and Ito's colours, which stay apart for colour-blind readers.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 STYLE = """
@@ -61,12 +62,11 @@ def new_figure(panels: int, height: float = 3.6) -> tuple[Figure, list[Axes]]:
 def _curve(
     ax: Axes, x: Float[np.ndarray, "T"], values: Float[np.ndarray, "seeds T"], style: dict[str, Any], label: str
 ) -> None:
-    """The mean over seeds, and its 95% t interval as a band."""
-    ax.plot(x, values.mean(axis=0), **style, label=label, lw=1.5)
-    bounds = [interval(column.tolist()) for column in values.T]
-    if bounds[0] is not None:
-        low, high = np.array(bounds, float).T
-        ax.fill_between(x, low, high, color=style["color"], alpha=0.2, lw=0)
+    """The mean over the seeds in which there is a value, and its 95% t interval as a band."""
+    defined = [column[~np.isnan(column)].tolist() for column in values.T]
+    ax.plot(x, [np.mean(column) if column else np.nan for column in defined], **style, label=label, lw=1.5)
+    low, high = np.array([interval(column) or (np.nan, np.nan) for column in defined]).T
+    ax.fill_between(x, low, high, color=style["color"], alpha=0.2, lw=0)
 
 
 def _styles() -> Iterator[dict[str, Any]]:
@@ -132,13 +132,10 @@ def _share_by_band(summary: Mapping[str, Any], tied: list[str]) -> Figure:
     for ax, key in zip(axes, ("share", "cosine"), strict=True):
         for i, (style, arm) in enumerate(zip(_styles(), tied, strict=False)):
             x = np.arange(len(names)) + min(0.12, 0.7 / len(tied)) * (i - (len(tied) - 1) / 2)
-            values = [summary["arms"][arm]["bands"][band][key] for band in names]
+            values = [summary["arms"][arm]["bands"][band][key] or UNDEFINED for band in names]
             mean = np.array([v["mean"] for v in values])
-            errors = None
-            if values[0]["ci95"] is not None:
-                low, high = np.array([v["ci95"] for v in values]).T
-                errors = np.array([mean - low, high - mean])
-            ax.errorbar(x, mean, errors, fmt="o", ms=4, color=style["color"], label=arm, capsize=2)
+            low, high = np.array([v["ci95"] or (np.nan, np.nan) for v in values]).T
+            ax.errorbar(x, mean, [mean - low, high - mean], fmt="o", ms=4, color=style["color"], label=arm, capsize=2)
         ax.set_xticks(range(len(names)), names)
         ax.set(xlabel="band (0: most frequent rows)", ylabel=f"lookup's {key}" if key == "share" else key)
     axes[0].set_ylim(0, 1)
@@ -162,6 +159,12 @@ def _share_over_time(runs: Mapping[str, list[Run]], tied: list[str]) -> Figure:
     return figure
 
 
+def _median(updates_TxV: Float[np.ndarray, "T V"], weights_TxV: Float[np.ndarray, "T V"]) -> list[float]:
+    """The median of the relative updates at each step, of the rows that are not 0; NaN if all are."""
+    rows = [u[w > 0] / w[w > 0] for u, w in zip(updates_TxV, weights_TxV, strict=True)]
+    return [float(np.median(row)) if row.size else np.nan for row in rows]
+
+
 def _relative_updates(runs: Mapping[str, list[Run]]) -> Figure:
     figure, (ax,) = new_figure(1)
     styles = _styles()
@@ -169,7 +172,7 @@ def _relative_updates(runs: Mapping[str, list[Run]]) -> Figure:
         data = [run.rows for run in arm_runs]
         for field in sorted(f for f in map(str, data[0]) if f.startswith("update")):
             weight = field.replace("update", "weight")
-            ratio = [np.median(d[field].values / np.maximum(d[weight].values, 1e-30), axis=1) for d in data]
+            ratio = [_median(d[field].values, d[weight].values) for d in data]
             label = f"{name}: {field.removeprefix('update_').replace('update', 'embedding')}"
             _curve(ax, data[0]["step"].values, np.array(ratio), next(styles), label)
     ax.set(yscale="log", ylabel="|update| / |row|, median over rows")

@@ -40,7 +40,7 @@ def norms_in(fields: Sequence[str]) -> list[str]:
 
 
 class RowBoard:
-    """Shows row statistics on a board.
+    """What is shown of row statistics.
 
     In an untied model `total`, `share` and `cosine` are hypothetical, and their tags say so.
 
@@ -49,13 +49,13 @@ class RowBoard:
         tracked: ids of the tokens to follow, by the name of the curve.
     """
 
-    def __init__(self, board: Board, tied: bool, bands: Int[np.ndarray, "V"] | None, tracked: Mapping[str, int]):
-        self.board, self.tied, self.bands, self.tracked = board, tied, bands, tracked
+    def __init__(self, tied: bool, bands: Int[np.ndarray, "V"] | None, tracked: Mapping[str, int]):
+        self.tied, self.bands, self.tracked = tied, bands, tracked
 
-    def show_tokens(self, token_strings: Sequence[str]) -> None:
+    def show_tokens(self, board: Board, token_strings: Sequence[str]) -> None:
         """The tokens that the curves are of; their strings are those of `tokenstring.visible`."""
         rows = [f"| {name} | {token} | {markdown(token_strings[token])} |" for name, token in self.tracked.items()]
-        self.board.text("tokens", "| curve | id | token |\n|---|---|---|\n" + "\n".join(rows))
+        board.text("tokens", "| curve | id | token |\n|---|---|---|\n" + "\n".join(rows))
 
     def charts(self, fields: Sequence[str], category: str, prefix: str = "") -> dict[str, dict[str, list[object]]]:
         """A category of custom charts: each part by band, all bands in one chart."""
@@ -79,16 +79,20 @@ class RowBoard:
                 scalars[tag] = float(np.sqrt(squares_V[self.bands == band].sum()))
         return scalars
 
-    def show_rows(
-        self, step: int, stats: RowStats | UseStats, histograms: Mapping[str, Int[np.ndarray, "bins"]]
-    ) -> dict[str, float]:
-        """Show the histograms of the norms; the scalars of the whole, the bands and single tokens are returned."""
+    def row_scalars(self, stats: RowStats | UseStats) -> dict[str, float]:
+        """Scalars by tag, for the whole table, each band, and single tokens."""
         scalars = self.scalars(stats)
-        for part, counts in histograms.items():
-            hypothetical = "hypothetical/" if part == "total" and not self.tied else ""
+        for part in norms_in(stats._fields):
             norms_V = np.asarray(getattr(stats, part))
-            scalars[f"{hypothetical}rows_zero/{part}"] = float(np.mean(norms_V == 0))
-            self.board.row_histogram(step, f"{hypothetical}rows/{part}", np.asarray(counts))
+            scalars[self._tag(part, f"rows_zero/{part}")] = float(np.mean(norms_V == 0))
             for name, token in self.tracked.items():
-                scalars[f"{hypothetical}token/{name}/{part}"] = float(norms_V[token])
+                scalars[self._tag(part, f"token/{name}/{part}")] = float(norms_V[token])
         return scalars
+
+    def show_histograms(self, board: Board, step: int, histograms: Mapping[str, Int[np.ndarray, "bins"]]) -> None:
+        """The histograms of the norms, by part."""
+        for part, counts in histograms.items():
+            board.row_histogram(step, self._tag(part, f"rows/{part}"), np.asarray(counts))
+
+    def _tag(self, part: str, tag: str) -> str:
+        return "hypothetical/" + tag if part == "total" and not self.tied else tag

@@ -37,8 +37,10 @@ def ratio(sums: Float[np.ndarray, "S"], counts: Int[np.ndarray, "S"]) -> dict[st
 
 
 def summarize(values: Sequence[float]) -> dict[str, Any]:
-    """Mean, interval and the values themselves, one for each seed."""
-    return {"mean": float(np.mean(values)), "ci95": interval(values), "per_seed": [float(v) for v in values]}
+    """Mean, interval and the values themselves, one for each seed; of those that are defined, None for the others."""
+    defined = [float(value) for value in values if not math.isnan(value)]
+    per_seed = [None if math.isnan(value) else float(value) for value in values]
+    return {"mean": float(np.mean(defined)), "ci95": interval(defined), "per_seed": per_seed}
 
 
 def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> dict[str, Any]:

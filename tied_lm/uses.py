@@ -22,20 +22,26 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, PyTree
 
-from tied_lm.gradients import row_cosine, row_norm
+from tied_lm.checks import check_table
+from tied_lm.gradients import mark_undefined, row_cosine, row_norm
 
 # Programs traced earlier know nothing of the gates. A context of its own keeps a trace from using them again.
 _trace_of = jax.make_user_context(None)
 
 
 class UseStats(NamedTuple):
-    """L2 norms of the rows of the tables of a `UseSplit`, and the cosine of lookup and scoring, 0 where either is 0."""
+    """L2 norms of the rows of the tables of a `UseSplit`, and the cosine of lookup and scoring. Where either is 0 there
+    is no cosine: it is NaN, but 0 inside of jit and other transformations, until `marked`."""
 
     lookup: Float[Array, "*L V"]
     scoring: Float[Array, "*L V"]
     other: Float[Array, "*L V"]
     total: Float[Array, "*L V"]
     cosine: Float[Array, "*L V"]
+
+    def marked(self) -> "UseStats":
+        """The same with NaN for what is undefined."""
+        return self._replace(cosine=mark_undefined((self.lookup > 0) & (self.scoring > 0), self.cosine))
 
 
 class UseSplit(NamedTuple):
@@ -57,7 +63,7 @@ class UseSplit(NamedTuple):
             row_norm(self.other),
             row_norm(self.total),
             row_cosine(self.lookup, self.scoring),
-        )
+        ).marked()
 
 
 def split_table_gradients(
@@ -71,9 +77,12 @@ def split_table_gradients(
 
     Args:
         loss_fn: (lookup table, scoring table) -> loss, or (loss, aux) with `has_aux`.
-        scoring_table: by default the lookup table, as in a tied model.
+        lookup_table, scoring_table: of equal shape; by default both are the first, as in a tied model.
 
     Returns tables in float32; `other` is 0, since `loss_fn` has no third argument.
+
+    Raises:
+        ValueError: the tables are not (V, D) arrays of floats, of equal shape.
 
     >>> W = jnp.array([[1., 0.], [2., 0.], [0., 1.]])
     >>> split = split_table_gradients(lambda lookup, scoring: lookup[0] @ scoring[1], W)
@@ -81,6 +90,10 @@ def split_table_gradients(
     ([[2.0, 0.0], [0.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [1.0, 0.0], [0.0, 0.0]])
     """
     scoring_table = lookup_table if scoring_table is None else scoring_table
+    for name, table in (("lookup_table", lookup_table), ("scoring_table", scoring_table)):
+        check_table(name, table)
+    if lookup_table.shape != scoring_table.shape:
+        raise ValueError(f"lookup_table is {lookup_table.shape} and scoring_table {scoring_table.shape}: not equal")
     value, gradients = jax.value_and_grad(loss_fn, (0, 1), has_aux=has_aux)(lookup_table, scoring_table)
     loss, aux = value if has_aux else (value, None)
     lookup_VxD, scoring_VxD = (g.astype(jnp.promote_types(g.dtype, jnp.float32)) for g in gradients)

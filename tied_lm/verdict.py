@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def with_interval(values: Mapping[str, Any], sign: str = "", digits: int = 4) -> str:
-    """`mean [low, high]`, or the mean alone where there is no interval."""
+def with_interval(values: Mapping[str, Any] | None, sign: str = "", digits: int = 4) -> str:
+    """`mean [low, high]`, or the mean alone where there is no interval, or `-` where nothing is defined."""
+    if values is None:
+        return "-"
     text = f"{values['mean']:{sign}.{digits}f}"
     if values["ci95"] is None:
         return text
