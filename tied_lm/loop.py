@@ -18,6 +18,7 @@ from tied_lm.background import Background
 from tied_lm.checkpoint import METRIC, Checkpoints
 from tied_lm.config import VERSION, Config, to_dict
 from tied_lm.embedding import VocabularyModel
+from tied_lm.interrupts import stopped_by_interrupt
 from tied_lm.journal import Journal
 from tied_lm.records import Probe, Records
 from tied_lm.schedule import Schedule
@@ -89,7 +90,8 @@ def train_run(
 
     Args:
         trainer: the programs of the arm; its config differs from `config` in the seed alone.
-        stop: once set, the run saves its state and raises `Interrupted`.
+        stop: once set, the run saves its state and raises `Interrupted`. So does an interrupt (Ctrl-C, the stop button
+            of a notebook), unless it is handled already; a second one ends the run at once.
         progress: called with the number of updates done since the last call, those of earlier processes included.
         schedule: when to evaluate, record and save; by default as the config says.
 
@@ -107,7 +109,8 @@ def train_run(
     folder.write_json(place / folder.CONFIG, values)
     checkpoints = Checkpoints(place / "checkpoints", config.checkpoint.keep)
     try:
-        _Loop(trainer, config, stream, place, checkpoints, progress, schedule or Schedule.of(config)).run(stop)
+        with stopped_by_interrupt(stop):
+            _Loop(trainer, config, stream, place, checkpoints, progress, schedule or Schedule.of(config)).run(stop)
     except Diverged as error:
         raise Diverged(f"{error} in {place}; a lower optimizer.learning_rate may help") from None
     finally:
