@@ -22,7 +22,7 @@ import xarray as xr
 from tqdm import tqdm
 
 from configs import toy
-from experiments.command import cache_compiled_programs
+from experiments.command import set_up_jax
 from tied_lm import TiedEmbedding
 from tied_lm.bodies import Transformer
 from tied_lm.comparison import build_arms
@@ -275,7 +275,7 @@ def main() -> None:
     with_torch = importlib.util.find_spec("torch") is not None
     if not with_torch:
         print("PyTorch is not installed (extra `bench`), so it is left out", file=sys.stderr)
-    cache_compiled_programs()
+    set_up_jax()
     shapes = []
     for shape in SHAPES:
         print(f"V, D, N = {shape}", file=sys.stderr)
@@ -290,7 +290,7 @@ def main() -> None:
         "growth in V": measure_growth(rounds),
         "about": {"jax": jax.__version__, "devices": str(jax.devices()), "cores": os.cpu_count(), "rounds": rounds},
     }
-    Path("benchmark.json").write_text(json.dumps(found, indent=2) + "\n")
+    Path("benchmark.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     keys = [key for key in shapes[0] if key not in ("shape", "ms")]
     header = ["whole step, ratios", *(s["shape"] for s in shapes)]
     print(table([header, *([key, *(f"{s[key]:.2f}" if key in s else "-" for s in shapes)] for key in keys)]))

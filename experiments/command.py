@@ -1,18 +1,27 @@
 """What the scripts share: flags, one-line errors, and a stop that loses nothing."""
 
 import argparse
+import contextlib
 import dataclasses
 import importlib.util
+import io
 import os
+import re
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tied_lm.config import ConfigError, override
+from ml_collections import ConfigDict, FieldReference
+
+from tied_lm.config import ConfigError, override, resolved
 from tied_lm.folder import cache_folder
+from tied_lm.tokenstring import printable
+
+ROOT = Path(__file__).parent.parent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,21 +38,65 @@ class Parser(argparse.ArgumentParser):
     """Tells of a mistake in one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message}\n")
+        self.exit(2, printable(f"error: {message}") + "\n")
 
 
 def load_config(path: str) -> dict[str, Any]:
-    """Nested values of the config that a Python file's `get_config` returns."""
+    """Nested values of the config that a Python file's `get_config` returns; references to other fields stay such.
+
+    Args:
+        path: of the file, relative to the current folder or to this repository; `FILE:VARIANT` calls
+            `get_config(VARIANT)`. The file can import the modules beside it.
+
+    Raises:
+        ConfigError: there is no such file, or it fails in whatever way.
+    """
     allowed = "a Python file whose get_config() returns a ConfigDict"
-    spec = importlib.util.spec_from_file_location("experiment_config", path) if path.endswith(".py") else None
-    if spec is None or spec.loader is None or not Path(path).is_file():
+    name, *variant = path.split(".py:", 1)
+    file = Path(name + ".py" if variant else name)
+    if not file.is_absolute() and not os.path.lexists(file):
+        file = ROOT / file
+    spec = importlib.util.spec_from_file_location("experiment_config", file) if file.suffix == ".py" else None
+    if spec is None or spec.loader is None or not os.path.isfile(file):
         raise ConfigError("config", path, allowed)
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where its dataclasses look for their names
+    sys.path.insert(0, str(file.parent))
     try:
         spec.loader.exec_module(module)
-        return module.get_config().copy_and_resolve_references().to_dict()
-    except Exception as error:
+        return _with_references(module.get_config(*variant))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit among them
         raise ConfigError("config", path, f"{allowed} ({type(error).__name__}: {error})") from error
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(str(file.parent))
+
+
+def _with_references(config: ConfigDict) -> dict[str, Any]:
+    """Nested values of a config, with its references to single fields as they are."""
+    values: dict[str, Any] = {}
+    for name, value in config.items(preserve_field_references=True):
+        group = config[name] if isinstance(value, FieldReference) and value.get_type() is ConfigDict else value
+        values[str(name)] = _with_references(group) if isinstance(group, ConfigDict) else value
+    return values
+
+
+def _as_flags(arguments: list[str]) -> list[str]:
+    """`--config.field=value` and `--config.field value` as the one flag that argparse knows."""
+    flags: list[str] = []
+    iterator = iter(arguments)
+    for argument in iterator:
+        if argument.startswith("--config."):
+            field, equals, text = argument.removeprefix("--config.").partition("=")
+            if not equals:
+                text = next(iterator, "--")
+                if text.startswith("--"):
+                    raise ConfigError(field, None, f"a value: --config.{field}=VALUE")
+            argument = f"--config.FIELD={field}={text}"
+        flags.append(argument)
+    return flags
 
 
 def parse(
@@ -53,6 +106,9 @@ def parse(
 
     Args:
         add_flags: adds the flags that this script has besides those of all.
+
+    Raises:
+        ConfigError: a config that cannot be loaded, or a field that cannot be set so.
     """
     parser = Parser(
         description=description,
@@ -60,25 +116,37 @@ def parse(
         "units, are in configs/toy.py.",
         allow_abbrev=False,
     )
-    parser.add_argument("--config", default="configs/toy.py", metavar="FILE", help="default: %(default)s")
+    parser.add_argument("--config", default="configs/toy.py", metavar="FILE[:VARIANT]", help="default: %(default)s")
     parser.add_argument("--workdir", type=Path, metavar="DIR", help="default: runs/<config>-<hash of the config>")
-    parser.add_argument("--config.FIELD", metavar="VALUE", help="set a field", dest="_")
+    parser.add_argument(
+        "--config.FIELD", action="append", default=[], metavar="VALUE", help="set a field", dest="overrides"
+    )
+    parser.add_argument("--flagfile", help=argparse.SUPPRESS)
     add_flags(parser)
-    overrides, rest = [], []
-    iterator = iter(arguments)
-    for argument in iterator:
-        if not argument.startswith("--config."):
-            rest.append(argument)
-            continue
-        field, equals, text = argument.removeprefix("--config.").partition("=")
-        if not equals:
-            text = next(iterator, "")
-        overrides.append((field, text))
-    known = parser.parse_args(rest)
+    known = parser.parse_args(_as_flags(arguments))
+    if known.flagfile is not None:
+        raise ConfigError("flagfile", known.flagfile, "no such flag; --config takes a file, with every field in it")
+    check_path("workdir", known.workdir or Path())
     values = load_config(known.config)
-    for field, text in overrides:
+    for item in known.overrides:
+        field, _, text = item.partition("=")
         override(values, field, text)
-    return Command(Path(known.config).stem, values, known.workdir, known)
+    resolved(values)  # a reference that gives nothing is a mistake in the config
+    stem = re.sub(r"\.py(?=:|$)", "", known.config.rpartition("/")[2])
+    return Command(re.sub(r"[^A-Za-z0-9._-]+", "-", stem)[:64], values, known.workdir, known)
+
+
+def check_path(flag: str, path: Path) -> None:
+    """Refuse a path that cannot be looked up (it is too long, or below a file), or that only Python can write down."""
+    try:
+        str(path.absolute()).encode()
+        path.lstat()
+    except FileNotFoundError:
+        return
+    except UnicodeEncodeError:
+        raise ConfigError(flag, str(path.absolute()), "a path in UTF-8, in a locale that knows it") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(flag, str(path), f"a path that can be looked up ({error})") from None
 
 
 def tensorboard_command(place: Path) -> str:
@@ -86,16 +154,38 @@ def tensorboard_command(place: Path) -> str:
     python = Path(sys.executable)
     if python.is_relative_to(Path.cwd()):
         python = python.relative_to(Path.cwd())
-    return f"{python} -m tensorboard.main --logdir {place}"
+    return printable(f"{python} -m tensorboard.main --logdir {place}")
 
 
-def cache_compiled_programs() -> None:
-    """Keep compiled programs in the user's cache folder, so that a second start need not compile."""
+def set_up_jax() -> None:
+    """Find the device, and keep compiled programs in the user's cache folder, so that a second start need not compile.
+
+    Raises:
+        ConfigError: the platform that the environment asks for is not here.
+    """
     import jax
 
+    # Every number has its type here, whatever the environment says of those that have none.
+    jax.config.update("jax_enable_x64", False)
+    try:
+        jax.devices()
+    except RuntimeError as error:
+        platforms = os.environ.get("JAX_PLATFORMS")
+        raise ConfigError("JAX_PLATFORMS", platforms, f"a platform that is here ({error})") from error
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        jax.config.update("jax_compilation_cache_dir", str(cache_folder()))
+        try:
+            folder = cache_folder()
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                jax.config.update("jax_compilation_cache_dir", str(folder))
+        except (OSError, RuntimeError) as error:  # RuntimeError: no home is known
+            tell(f"compiled programs are not kept: {error}")
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+def tell(line: str) -> None:
+    """One line on standard error, which harms no terminal."""
+    print(printable(line), file=sys.stderr, flush=True)
 
 
 def run(main: Callable[[list[str], threading.Event], None]) -> NoReturn:
@@ -103,6 +193,9 @@ def run(main: Callable[[list[str], threading.Event], None]) -> NoReturn:
 
     The first interrupt (or SIGTERM) lets the run save what it has; a second one ends it at once.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # what the terminal cannot show
     stop = threading.Event()
     received: list[int] = []
 
@@ -117,7 +210,7 @@ def run(main: Callable[[list[str], threading.Event], None]) -> NoReturn:
     try:
         main(sys.argv[1:], stop)
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        tell(f"error: {error}")
         sys.exit(2)
     except BrokenPipeError:
         os._exit(1)
@@ -127,11 +220,11 @@ def run(main: Callable[[list[str], threading.Event], None]) -> NoReturn:
         from tied_lm.loop import Diverged, Interrupted
 
         if isinstance(error, Interrupted):
-            print(f"{error}; the same command continues", file=sys.stderr)
+            tell(f"{error}; the same command continues")
             sys.exit(128 + (received or [signal.SIGINT])[0])
         # An OSError is a full disk, say: what was saved stays good, and the same command continues.
         if isinstance(error, (Damaged, Diverged, OSError)):
-            print(f"error: {error}", file=sys.stderr)
+            tell(f"error: {error}")
             sys.exit(1)
         raise
     sys.exit(0)

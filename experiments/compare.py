@@ -1,10 +1,10 @@
 """Train every arm with every seed, and print the verdict."""
 
-import sys
 import threading
 from pathlib import Path
 
-from experiments.command import cache_compiled_programs, parse, run, tensorboard_command
+from experiments.command import parse, run, set_up_jax, tell, tensorboard_command
+from tied_lm.tokenstring import printable
 
 
 def main(arguments: list[str], stop: threading.Event) -> None:
@@ -13,24 +13,26 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     from experiments.progress import Progress
     from tied_lm import comparison as c
     from tied_lm.report import REPORT
+    from tied_lm.resources import check_disk, shown
     from tied_lm.verdict import verdict
 
-    cache_compiled_programs()
+    set_up_jax()
     plan = c.Plan.of(command.values)
     place = command.workdir or Path("runs") / f"{command.name}-{c.name_of(plan.values)}"
     c.check_folder(place, plan.values)
     if c.is_complete(place, plan):
-        print(f"{place} is complete; nothing was changed.", file=sys.stderr)
+        tell(f"{place} is complete; nothing was changed.")
     else:
-        updates = plan.updates()
-        print(f"{len(updates)} runs in {place}, at most {plan.disk_bytes() / 1e6:.0f} MB there", file=sys.stderr)
+        updates, size = plan.updates(), plan.disk_bytes()
+        check_disk(place, size)
+        tell(f"{len(updates)} runs in {place}, at most {shown(size)} there")
         progress = Progress(updates)
         try:
             c.complete(place, plan, stop, progress.start_run)
         finally:
             progress.close()
     print(verdict(c.read_summary(place)))
-    print(f"\nPictures: {place / REPORT}\nTensorBoard: {tensorboard_command(place)}")
+    print(f"\nPictures: {printable(str(place / REPORT))}\nTensorBoard: {tensorboard_command(place)}")
 
 
 if __name__ == "__main__":

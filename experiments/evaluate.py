@@ -2,15 +2,24 @@
 
 import argparse
 import json
-import sys
 import textwrap
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.command import Parser, cache_compiled_programs, run
+from experiments.command import Parser, check_path, run, set_up_jax, tell
 from tied_lm.config import ConfigError
+from tied_lm.tokenstring import printable
+
+BOUNDS = {
+    "tokens": (1, 10**9),
+    "samples": (0, 1000),
+    "length": (1, 100_000),
+    "top_k": (1, 10**9),
+    "seed": (0, 2**32 - 1),
+    "temperature": (0, 1000),
+}
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
@@ -29,14 +38,11 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--top_k", type=int, metavar="K", help="sample among the K likeliest tokens only")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the samples; default: %(default)s")
     flags = parser.parse_args(arguments)
-    for name, low in {"tokens": 1, "samples": 0, "length": 1, "top_k": 1, "seed": 0}.items():
+    for name, (low, high) in BOUNDS.items():
         value = getattr(flags, name)
-        if value is not None and value < low:
-            raise ConfigError(name, value, f"at least {low}")
-    if flags.seed >= 2**32:
-        raise ConfigError("seed", flags.seed, "0 to 2**32 - 1")
-    if not 0 <= flags.temperature < float("inf"):
-        raise ConfigError("temperature", flags.temperature, "0 or more")
+        if value is not None and not low <= value <= high:
+            raise ConfigError(name, value, f"{low} to {high:,}")
+    check_path("run", flags.run)
     return flags
 
 
@@ -51,8 +57,8 @@ def _check_folder(place: Path) -> None:
     """Refuse what is not the folder of a run."""
     allowed = "the folder of a run: DIR/<arm>/seed<k> of a comparison, or that of a single run"
     try:
-        values = json.loads((place / "config.json").read_text())
-    except (OSError, ValueError):
+        values = dict(json.loads((place / "config.json").read_text(encoding="utf-8")))
+    except (OSError, TypeError, ValueError):
         raise ConfigError("run", str(place), allowed) from None
     if "compare" in values:
         raise ConfigError(
@@ -75,7 +81,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     from tied_lm.streams import named_key
     from tied_lm.train import build_stream
 
-    cache_compiled_programs()
+    set_up_jax()
     opened = open_run(flags.run)
     config, stream = opened.config, build_stream(opened.config)
     changed = differing_fields(opened.content, stream.content)
@@ -98,11 +104,8 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     wanted = flags.tokens or config.data.eval_tokens
     tokens = int(min(wanted, stream.heldout_tokens))
     if flags.tokens is not None and tokens < wanted:
-        print(
-            f"--tokens={wanted:,}: the held-out text has whole sequences of {tokens:,} only; all of these are used",
-            file=sys.stderr,
-        )
-    print(f"{flags.run} after {step:,} updates: {config.model.tying}, body {config.model.body}")
+        tell(f"--tokens={wanted:,}: the held-out text has whole sequences of {tokens:,} only; all of these are used")
+    print(f"{printable(str(flags.run))} after {step:,} updates: {config.model.tying}, body {config.model.body}")
     print(_told(evaluate(trainer, state.params, stream, tokens)))
 
     temperature = 0.0 if flags.greedy else flags.temperature
@@ -119,7 +122,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     among = f", among the {flags.top_k} likeliest tokens" if flags.top_k and temperature else ""
     for number, ids in enumerate(np.asarray(texts)):
         print(f"\nSample {number + 1} of {count} ({how}{among}):")
-        print(textwrap.indent(sampling.printable(stream.decode(ids.tolist())), "  "))
+        print(textwrap.indent(printable(stream.decode(ids.tolist()), keep="\n"), "  "))
 
 
 def _told(found: Mapping[str, Any]) -> str:

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from experiments.command import cache_compiled_programs, parse, run
+from experiments.command import parse, run, set_up_jax, tell
 from tied_lm.config import ConfigError
+from tied_lm.tokenstring import printable
 
 if TYPE_CHECKING:
     from experiments.progress import Progress
@@ -31,20 +32,22 @@ def main(arguments: list[str], stop: threading.Event) -> None:
 
     from tied_lm import comparison as c
     from tied_lm import folder, sweep
+    from tied_lm.resources import check_disk, shown
     from tied_lm.sweepreport import PAGE, sentences, table_rows, write_sweep_page
     from tied_lm.verdict import table
 
-    cache_compiled_programs()
+    set_up_jax()
     grid = sweep.read_grid(command.values, command.flags.grid)
     name = f"sweep-{command.name}-{c.name_of(sweep.resolved_values(command.values, grid))}"
     the_sweep = sweep.Sweep.of(command.values, grid, command.workdir or Path("runs") / name)
     points, place = the_sweep.points, the_sweep.place
     if index is not None and not 0 <= index < len(points):
         raise ConfigError("index", index, f"0 to {len(points) - 1}, since the grid has {len(points)} points")
-    the_sweep.open()
     todo = [p for p in (points if index is None else [points[index]]) if not p.is_complete()]
     size = sum(point.plan.disk_bytes() for point in todo)
-    print(f"{len(todo)} of {len(points)} points to do in {place}, at most {size / 1e6:.0f} MB there", file=sys.stderr)
+    check_disk(place, size)
+    the_sweep.open()
+    tell(f"{len(todo)} of {len(points)} points to do in {place}, at most {shown(size)} there")
     alone = workers == 1 or index is not None
     failed = _do(todo, stop) if alone else _share_out(todo, workers, arguments, stop)
     if failed:
@@ -58,7 +61,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
         write_sweep_page(place, results)
     print(table(table_rows(results)))
     print("\n" + "\n".join(sentences(results)))
-    print(f"\nPicture: {place / PAGE}")
+    print(f"\nPicture: {printable(str(place / PAGE))}")
 
 
 def _start_of(point: str, progress: "Progress") -> Callable[[str, int], Callable[[int], None]]:
@@ -81,10 +84,10 @@ def _do(points: "list[Point]", stop: threading.Event) -> list[str]:
             try:
                 complete(point.place, point.plan, stop, _start_of(name, progress))
             except (ConfigError, Damaged, OSError) as error:
-                print(f"{name} failed: {error}", file=sys.stderr)
+                tell(f"{name} failed: {error}")
                 failed.append(name)
             for arm, reason in read_diverged(point.place).items():
-                print(f"{name}: {arm} diverged ({reason})", file=sys.stderr)
+                tell(f"{name}: {arm} diverged ({reason})")
     finally:
         progress.close()
     return failed

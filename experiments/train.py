@@ -1,11 +1,10 @@
 """Train one model, once."""
 
 import math
-import sys
 import threading
 from pathlib import Path
 
-from experiments.command import cache_compiled_programs, parse, run, tensorboard_command
+from experiments.command import parse, run, set_up_jax, tell, tensorboard_command
 
 
 def main(arguments: list[str], stop: threading.Event) -> None:
@@ -16,18 +15,22 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     from tied_lm.comparison import Arm
     from tied_lm.config import build_run, digest
     from tied_lm.loop import run_values, train_run
+    from tied_lm.resources import check_disk, check_memory, shown
     from tied_lm.train import build_stream
 
-    cache_compiled_programs()
+    set_up_jax()
     config = build_run(command.values)
+    check_memory(config)
     arm = Arm.of(config, build_stream(config))
     values = run_values(config, arm.stream)
     place = command.workdir or Path("runs") / f"{command.name}-{digest(values)}"
     folder.check(place, values)
     if folder.is_finished(place, config.train.steps):
-        print(f"{place} is complete; nothing was changed.", file=sys.stderr)
+        tell(f"{place} is complete; nothing was changed.")
     else:
-        print(f"1 run in {place}, at most {arm.disk_bytes() / 1e6:.0f} MB there", file=sys.stderr)
+        size = arm.disk_bytes()
+        check_disk(place, size)
+        tell(f"1 run in {place}, at most {shown(size)} there")
         with folder.locked(place):
             progress = Progress([(config.model.tying, config.train.steps)])
             try:

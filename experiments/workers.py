@@ -46,7 +46,7 @@ def run_workers(
                 asked = True
             for part in [part for part, process in running.items() if process.poll() is not None]:
                 status = running.pop(part).returncode
-                lines = (Path(folder) / str(part)).read_text(errors="replace").strip().splitlines()
+                lines = (Path(folder) / str(part)).read_text(encoding="utf-8", errors="replace").strip().splitlines()
                 if status == 0:
                     done(part, None)
                 elif not asked or status not in (-signal.SIGTERM, 128 + signal.SIGTERM):

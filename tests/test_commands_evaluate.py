@@ -67,7 +67,11 @@ def test_another_step_a_prompt_and_no_chance(place, here):
     ("arguments", "words"),
     [
         (["--step=5"], "step = '5' is not possible; allowed: "),
-        (["--tokens=0"], "tokens = 0 is not possible; allowed: at least 1"),
+        (["--tokens=0"], "tokens = 0 is not possible; allowed: 1 to 1,000,000,000"),
+        (["--tokens=1000000000000"], "tokens = 1000000000000 is not possible; allowed: 1 to 1,000,000,000"),
+        (["--samples=1000000000000"], "samples = 1000000000000 is not possible; allowed: 0 to 1,000"),
+        (["--length=1000000000000"], "length = 1000000000000 is not possible; allowed: 1 to 100,000"),
+        (["--temperature=1e39"], "temperature = 1e+39 is not possible; allowed: 0 to 1,000"),
         (["--temperature=-1"], "temperature = -1.0"),
         (["--temperature=nan"], "temperature = nan"),
         (["--top_k=21"], "top_k = 21 is not possible; allowed: at most data.vocab_size = 20"),

@@ -7,6 +7,7 @@ import pytest
 
 from configs import bpe, text, toy, toy_directed, transformer, words
 from tied_lm.config import (
+    ARM_NAMES,
     Config,
     ConfigError,
     build_comparison,
@@ -77,8 +78,8 @@ OUT_OF_RANGE = [
     ("optimizer.vocab_learning_rate", "0 or more", [-0.1]),
     ("optimizer.warmup_steps", "at least 0", [-1]),
     ("optimizer.decay_steps", "at least 0", [-1]),
-    ("optimizer.beta1", "0 or more, below 1", [-0.1, 1.0]),
-    ("optimizer.beta2", "0 or more, below 1", [-0.1, 1.0]),
+    ("optimizer.beta1", "0 or more, below 1 (as float32)", [-0.1, 1.0, 0.99999999]),
+    ("optimizer.beta2", "0 or more, below 1 (as float32)", [-0.1, 1.0, 0.99999999]),
     ("optimizer.weight_decay", "0 or more", [-0.1]),
     ("optimizer.vocab_weight_decay", "0 or more", [-0.1]),
     ("optimizer.clip_norm", "0 or more", [-0.1]),
@@ -137,8 +138,8 @@ def test_values_on_the_edge_are_possible(values, field, value):
     ("field", "value", "allowed"),
     [
         ("seed", 0.0, "int, " + SEED),
-        ("train.steps", True, "int, at least 1"),
-        ("train.steps", "10", "int, at least 1"),
+        ("train.steps", True, "int, at least 1, at most 1,000,000,000"),
+        ("train.steps", "10", "int, at least 1, at most 1,000,000,000"),
         ("optimizer.learning_rate", "0.1", "float, above 0"),
         ("optimizer.learning_rate", True, "float, above 0"),
         ("optimizer.learning_rate", math.inf, "a finite number, above 0"),
@@ -287,8 +288,14 @@ def test_a_new_arm(values):
         ("x", "model.tyin=tied", "model.tyin = 'tied' is not possible; allowed: no such field; the fields are "),
         ("x", "model.features=0", said("model.features", 0, "at least 1")),
         ("x", "log.tokens=a", said("log.tokens", "a", "a whole number")),
-        ("a/b", "", said("compare.arms", "a/b", "names of letters, digits, - and _")),
-        ("", "", said("compare.arms", "", "names of letters, digits, - and _")),
+        ("a/b", "", said("compare.arms", "a/b", ARM_NAMES)),
+        ("", "", said("compare.arms", "", ARM_NAMES)),
+        ("_x", "", said("compare.arms", "_x", ARM_NAMES)),
+        ("-x", "", said("compare.arms", "-x", ARM_NAMES)),
+        ("a" * 65, "", said("compare.arms", "a" * 65, ARM_NAMES)),
+        ("mean", "", said("compare.arms", "mean", ARM_NAMES)),
+        ("hypothetical", "", said("compare.arms", "hypothetical", ARM_NAMES)),
+        ("\x1b[31m", "", said("compare.arms", "\x1b[31m", ARM_NAMES)),
     ],
 )
 def test_arms_that_cannot_be_built_are_refused(values, arm, overrides, message):

@@ -16,7 +16,7 @@ from tests.linen import jit
 from tests.test_bodies_transformer import by_hand
 from tied_lm import gradients, loss_and_gradients, row_stats, split_gradients
 from tied_lm.bodies import Mlp, Transformer
-from tied_lm.config import ConfigError
+from tied_lm.config import ConfigError, build_run
 from tied_lm.embedding import TiedEmbedding, UntiedEmbedding, count_parameters
 from tied_lm.schemes import SCHEMES
 from tied_lm.train import build_model
@@ -316,7 +316,7 @@ REFUSED = {
         "scheme.untie_step=1000",
         "scheme.untie_step = 1000 is not possible; allowed: below train.steps = 1000",
     ),
-    "gated_rare_rows": ("scheme.rare_band=6", "scheme.rare_band = 6 is not possible; allowed: at least 0, at most 5"),
+    "gated_rare_rows": ("scheme.rare_band=6", "scheme.rare_band = 6 is not possible; allowed: at most 5"),
     "path_weights": (
         "scheme.lookup_weight=-1",
         "scheme.lookup_weight = -1.0 is not possible; allowed: 0 or more",
@@ -342,7 +342,34 @@ def test_a_scheme_checks_its_own_fields(name, make_config):
     with pytest.raises(ConfigError) as error:
         build_model(make_config(f"model.tying={name}", override))
     assert str(error.value) == message
-    build_model(make_config("model.tying=tied", override))  # others do not read it
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("body.dropout=nan", "body.dropout = nan is not possible; allowed: a finite number, "),
+        ("body.dropout=1e-50", "body.dropout = 1e-50 is not possible; allowed: what float32 holds"),
+        ("body.heads=0", "body.heads = 0 is not possible; allowed: at least 1"),
+        ("scheme.soft_cap=inf", "scheme.soft_cap = inf is not possible; allowed: a finite number, above 0"),
+        ("scheme.gate_from_rare=1.5", "scheme.gate_from_rare = 1.5 is not possible; allowed: 0 to 1"),
+        ("scheme.rank=1000000", "scheme.rank = 1000000 is not possible; allowed: at most 65,536"),
+    ],
+)
+def test_what_no_class_would_take_is_refused_though_unused(override, message, make_config):
+    with pytest.raises(ConfigError) as error:
+        build_model(make_config(override))
+    assert str(error.value).startswith(message)
+
+
+def test_what_one_of_the_classes_takes_is_no_mistake(make_config):
+    build_model(make_config("body.depth=8"))  # too many layers for an lstm
+    build_model(make_config("scheme.untie_step=1000"))  # too late for this run, if it were late_untie
+
+
+def test_an_option_of_no_class_is_refused(values):
+    values["scheme"]["soft_cpa"] = 3.0
+    with pytest.raises(ConfigError, match=r"^scheme\.soft_cpa = 3\.0 is not possible; allowed: no such field; the "):
+        build_model(build_run(values))
 
 
 def test_an_unknown_scheme_is_refused(make_config):

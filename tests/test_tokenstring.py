@@ -46,3 +46,10 @@ def test_markdown_shows_every_sign(token):
     (shown,) = page.split("<td>0</td>\n<td>")[1].split("</td>")[:1]
     assert "<" not in shown
     assert html.unescape(shown) == tokenstring.visible(token)
+
+
+def test_a_terminal_is_safe():
+    text = "tab\tbell\a\x1b[2J\r é 東\u202e\udc80\nnext"
+    escaped = "tab\\tbell\\x07\\x1b[2J\\r é 東\\u202e\\udc80"
+    assert tokenstring.printable(text) == escaped + "\\nnext"
+    assert tokenstring.printable(text, keep="\n") == escaped + "\nnext"

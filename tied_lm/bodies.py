@@ -9,7 +9,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from tied_lm.checks import check_fields
-from tied_lm.config import Allowed, Config, ConfigError, at_least, below_one, choose, own_options
+from tied_lm.config import Allowed, Config, ConfigError, at_least, at_most, below_one, choose, own_options, wide
 
 
 class Body(nn.Module):
@@ -42,8 +42,8 @@ class Body(nn.Module):
 class Mlp(Body):
     """Blocks with one hidden layer at each position, each added to its input: h = x + B gelu(A x)."""
 
-    width: Annotated[int, at_least(0)] = 0  # of the hidden layers; 0 means 4 D
-    depth: Annotated[int, at_least(1)] = 1
+    width: Annotated[int, at_least(0), wide] = 0  # of the hidden layers; 0 means 4 D
+    depth: Annotated[int, at_least(1), at_most(256)] = 1
 
     @nn.compact
     def __call__(self, x: Float[Array, "*N D"], *, train: bool = False) -> Float[Array, "*N D"]:
@@ -103,7 +103,7 @@ class Lstm(Body):
     biases 0 but for 1 at the forget gate (Jozefowicz et al. 2015).
     """
 
-    width: Annotated[int, at_least(0)] = 0  # H, units of each layer; 0 means D
+    width: Annotated[int, at_least(0), wide] = 0  # H, units of each layer; 0 means D
     depth: Annotated[int, Allowed("1 | 2 | 3", lambda x: 1 <= x <= 3)] = 1
     dropout: Annotated[float, below_one] = 0.0
     stateful: bool = False  # carry (c, h) of each layer from batch to batch, else start each sequence from zeros
@@ -188,9 +188,9 @@ class Transformer(Body):
     kernels are from a truncated normal of variance 1 / fan-in.
     """
 
-    width: Annotated[int, at_least(0)] = 0  # of the feed-forward layers; 0 means 4 D
-    depth: Annotated[int, at_least(1)] = 1
-    heads: Annotated[int, at_least(1)] = 1
+    width: Annotated[int, at_least(0), wide] = 0  # of the feed-forward layers; 0 means 4 D
+    depth: Annotated[int, at_least(1), at_most(256)] = 1
+    heads: Annotated[int, at_least(1), wide] = 1
     dropout: Annotated[float, below_one] = 0.0
     remat: bool = False  # keep the inputs of the blocks alone for the backward pass, and compute the rest again
 

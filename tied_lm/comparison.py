@@ -11,14 +11,24 @@ from typing import Any
 
 import numpy as np
 
-from tied_lm import bands, folder
+from tied_lm import bands, folder, resources
 from tied_lm.checkpoint import METRIC
-from tied_lm.config import VERSION, Comparison, Config, ConfigError, Data, build_comparison, digest, flatten, to_dict
+from tied_lm.config import (
+    VERSION,
+    Comparison,
+    Config,
+    ConfigError,
+    Data,
+    build_comparison,
+    digest,
+    flatten,
+    resolved,
+    to_dict,
+)
 from tied_lm.loop import Diverged, train_run
 from tied_lm.matching import match
 from tied_lm.report import REPORT, write_report
 from tied_lm.runs import Run, open_run
-from tied_lm.schedule import Schedule
 from tied_lm.statistics import paired_difference, summarize
 from tied_lm.streams import Stream
 from tied_lm.train import Trainer, build_model, build_stream
@@ -41,14 +51,8 @@ class Arm:
         return cls(config, stream, Trainer(config, bands.bands_of(stream.frequencies)))
 
     def disk_bytes(self) -> int:
-        """What one run takes at most, before compression."""
-        schedule, account = Schedule.of(self.config), self.trainer.account()
-        last = self.trainer.phases[-1].model
-        stats = 8 + len(last.push_parts)
-        fields = stats + 2 * len(last.vocabulary)
-        rows = (len(schedule.rows) * fields + len(schedule.probes) * stats) * self.config.data.vocab_size * 4
-        saved = min(len(schedule.checkpoints), self.config.checkpoint.keep + 1)
-        return rows + saved * (account["parameter_bytes"] + account["optimizer_bytes"])
+        """What the folder of one run takes at most."""
+        return resources.disk_bytes(self.trainer, self.stream.token_strings)
 
 
 def build_arms(comparison: Comparison, streams: dict[Data, Stream] | None = None) -> dict[str, Arm]:
@@ -62,6 +66,8 @@ def build_arms(comparison: Comparison, streams: dict[Data, Stream] | None = None
     """
     base = comparison.base
     build_model(base)  # even where every arm overrides it, a mistake in it is one
+    for config in comparison.arms.values():
+        resources.check_memory(config)
     streams = {} if streams is None else streams
     if base.data not in streams:
         streams[base.data] = build_stream(base)
@@ -72,7 +78,7 @@ def build_arms(comparison: Comparison, streams: dict[Data, Stream] | None = None
 def comparison_values(values: Mapping[str, Any], comparison: Comparison) -> dict[str, Any]:
     """The resolved config of a comparison, without what it does not say of the text."""
     compare = {
-        "arms": {name: str(text) for name, text in values["compare"]["arms"].items()},
+        "arms": {name: str(text) for name, text in resolved(values)["compare"]["arms"].items()},
         "baseline": comparison.baseline,
         "seeds": comparison.seeds,
         "match": comparison.match,
@@ -114,8 +120,10 @@ class Plan:
         return [(name, config.train.steps) for name, config in self.comparison.runs()]
 
     def disk_bytes(self) -> int:
-        """What all runs take at most, before compression."""
-        return sum(self.arms[name].disk_bytes() for name, _ in self.comparison.runs())
+        """What the folder of the comparison takes at most."""
+        seeds = self.comparison.seeds
+        runs = seeds * sum(arm.disk_bytes() for arm in self.arms.values())
+        return runs + resources.summary_bytes(self.comparison.base, len(self.arms), seeds)
 
 
 def run_folder(place: Path, arm: str, config: Config) -> Path:
@@ -133,7 +141,7 @@ def check_folder(place: Path, values: dict[str, Any], file: str = folder.CONFIG)
     """
     folder.check(place, values, ignore=("compare.seeds",), file=file)
     path = place / file
-    there = json.loads(path.read_text())["compare"]["seeds"] if path.exists() else 0
+    there = json.loads(path.read_text(encoding="utf-8"))["compare"]["seeds"] if path.exists() else 0
     if values["compare"]["seeds"] < there:
         raise ConfigError(
             "compare.seeds", values["compare"]["seeds"], f"at least {there}, which the folder was made with"
@@ -141,13 +149,13 @@ def check_folder(place: Path, values: dict[str, Any], file: str = folder.CONFIG)
 
 
 def read_summary(place: Path) -> dict[str, Any]:
-    return json.loads((place / SUMMARY).read_text())
+    return json.loads((place / SUMMARY).read_text(encoding="utf-8"))
 
 
 def read_diverged(place: Path) -> dict[str, str]:
     """The arms that are known to diverge, each with the reason."""
     path = place / DIVERGED
-    return dict(json.loads(path.read_text())) if path.exists() else {}
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
 def is_complete(place: Path, plan: Plan) -> bool:

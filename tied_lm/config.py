@@ -1,23 +1,35 @@
 """The config as frozen dataclasses, built once at the boundary and checked there."""
 
+import copy
 import dataclasses
+import functools
 import hashlib
 import json
 import math
 import re
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, TypeVar
 
+from ml_collections import FieldReference
+
+from tied_lm.tokenstring import printable
+
 T = TypeVar("T")
+SHOWN = 200  # characters of a value in a message, at most
 
 
 class ConfigError(ValueError):
-    """A mistake in the config, told in one line: the field, its value, and what is allowed."""
+    """A mistake in the config, told in one line that harms no terminal: the field, its value, and what is allowed."""
 
     def __init__(self, field: str, value: object, allowed: str):
-        shown = "nothing" if value is None else repr(value)
-        super().__init__(f"{field} = {shown} is not possible; allowed: {allowed}")
+        try:
+            shown = "nothing" if value is None else repr(value)
+        except ValueError:  # Python writes no whole number of more than 4,300 digits
+            shown = "a number of very many digits"
+        if len(shown) > SHOWN:
+            shown = shown[:SHOWN] + " ..."
+        super().__init__(printable(f"{field} = {shown} is not possible; allowed: {allowed}"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +44,10 @@ def at_least(low: int) -> Allowed:
     return Allowed(f"at least {low}", lambda x: x >= low)
 
 
+def at_most(high: int) -> Allowed:
+    return Allowed(f"at most {high:,}", lambda x: x <= high)
+
+
 def one_of(*names: str) -> Allowed:
     return Allowed(" | ".join(names), lambda x: x in names)
 
@@ -40,9 +56,19 @@ positive = Allowed("above 0", lambda x: x > 0)
 not_negative = Allowed("0 or more", lambda x: x >= 0)
 fraction = Allowed("0 to 1", lambda x: 0 <= x <= 1)
 open_fraction = Allowed("between 0 and 1, both excluded", lambda x: 0 < x < 1)
-below_one = Allowed("0 or more, below 1", lambda x: 0 <= x < 1)
+below_one = Allowed("0 or more, below 1 (as float32)", lambda x: 0 <= x < 1 - 2**-25)
 seed32 = Allowed("0 to 2**32 - 1", lambda x: 0 <= x < 2**32)
+countable = at_most(10**9)  # so that sums of two still fit int32
+wide = at_most(2**16)  # of widths, whose squares have to fit the memory
 
+MOST_RECORDS = 2**20  # of one kind in a run
+MOST_SEEDS = 10_000
+MOST_ARMS = 100
+RESERVED = ("mean", "hypothetical")  # names of what stands beside the arms
+ARM_NAMES = (
+    f"at most 64 letters, digits, - and _, the first a letter or digit; {' and '.join(RESERVED)} have another meaning"
+)
+SMALLEST, LARGEST = 2.0**-126, (2 - 2**-23) * 2.0**127  # of what float32 holds, but for 0
 
 # Of what a config means, entered in config.json. It grows when the same fields come to mean something else: older
 # folders can be read, but not continued. Those that say nothing are of version 1.
@@ -75,7 +101,7 @@ class Options(Mapping[str, Any]):
 @dataclasses.dataclass(frozen=True)
 class Model:
     tying: str
-    features: Annotated[int, at_least(1)]
+    features: Annotated[int, at_least(1), wide]
     body: str
     compute_dtype: Annotated[str, one_of("float32", "bfloat16")]
     init_std: Annotated[float, positive]
@@ -86,15 +112,15 @@ class Model:
 class Data:
     source: str
     seed: Annotated[int, seed32]
-    vocab_size: Annotated[int, at_least(2)]
-    batch_size: Annotated[int, at_least(1)]
-    length: Annotated[int, at_least(1)]
-    eval_tokens: Annotated[int, at_least(1)]
+    vocab_size: Annotated[int, at_least(2), countable]
+    batch_size: Annotated[int, at_least(1), countable]
+    length: Annotated[int, at_least(1), countable]
+    eval_tokens: Annotated[int, at_least(1), countable]
     reversibility: Annotated[float, fraction]
-    classes: Annotated[int, at_least(1)]
+    classes: Annotated[int, at_least(1), countable]
     zipf_exponent: Annotated[float, not_negative]
     tokenizer: str
-    min_count: Annotated[int, at_least(1)]
+    min_count: Annotated[int, at_least(1), countable]
     bin_dtype: Annotated[str, one_of("uint16", "uint32")]
     paths: tuple[str, ...]
     heldout_paths: tuple[str, ...]
@@ -108,8 +134,8 @@ class Optimizer:
     learning_rate: Annotated[float, positive]
     vocab_learning_rate: Annotated[float, not_negative]
     schedule: Annotated[str, one_of("constant", "cosine", "wsd")]
-    warmup_steps: Annotated[int, at_least(0)]
-    decay_steps: Annotated[int, at_least(0)]
+    warmup_steps: Annotated[int, at_least(0), countable]
+    decay_steps: Annotated[int, at_least(0), countable]
     beta1: Annotated[float, below_one]
     beta2: Annotated[float, below_one]
     weight_decay: Annotated[float, not_negative]
@@ -119,22 +145,22 @@ class Optimizer:
 
 @dataclasses.dataclass(frozen=True)
 class Train:
-    steps: Annotated[int, at_least(1)]
-    eval_every: Annotated[int, at_least(1)]
+    steps: Annotated[int, at_least(1), countable]
+    eval_every: Annotated[int, at_least(1), countable]
 
 
 @dataclasses.dataclass(frozen=True)
 class Log:
-    scalars_every: Annotated[int, at_least(1)]
-    rows_every: Annotated[int, at_least(1)]
-    probe_tokens: Annotated[int, at_least(1)]
+    scalars_every: Annotated[int, at_least(1), countable]
+    rows_every: Annotated[int, at_least(1), countable]
+    probe_tokens: Annotated[int, at_least(1), countable]
     tokens: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    every: Annotated[int, at_least(1)]
-    keep: Annotated[int, at_least(1)]
+    every: Annotated[int, at_least(1), countable]
+    keep: Annotated[int, at_least(1), countable]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,6 +184,20 @@ class Config:
                     "log.tokens", token, f"ids from 0 to data.vocab_size - 1 = {self.data.vocab_size - 1}"
                 )
         optimizer, steps = self.optimizer, self.train.steps
+        if self.data.batch_size * self.data.length > 10**9:
+            raise ConfigError(
+                "data.batch_size", self.data.batch_size, f"at most 10**9 / data.length = {10**9 // self.data.length:,}"
+            )
+        gaps = {
+            "train.eval_every": self.train.eval_every,
+            "log.scalars_every": self.log.scalars_every,
+            "log.rows_every": self.log.rows_every,
+            "checkpoint.every": self.checkpoint.every,
+        }
+        for field, gap in gaps.items():
+            if steps > MOST_RECORDS * gap:
+                least = -(-steps // MOST_RECORDS)
+                raise ConfigError(field, gap, f"at least {least:,}, so that there are at most {MOST_RECORDS:,} of them")
         if optimizer.name not in ("adamw", "muon"):
             for field in ("weight_decay", "vocab_weight_decay"):
                 if getattr(optimizer, field):
@@ -219,25 +259,57 @@ def _convert(kind: Any, value: Any, field: str) -> Any:
             raise ConfigError(field, value, f"a list of {item.__name__}")
         return tuple(_convert(item, v, field) for v in value)
     if kind is float and type(value) is int:
-        value = float(value)
+        value = float(value) if abs(value) <= LARGEST else math.inf
     if type(value) is not kind:
         raise ConfigError(field, value, f"{kind.__name__}{', ' + words if words else ''}")
     if kind is float and not math.isfinite(value):
         raise ConfigError(field, value, "a finite number" + (", " + words if words else ""))
-    if not all(c.test(value) for c in conditions):
-        raise ConfigError(field, value, words)
+    if kind is float and value and not SMALLEST <= abs(value) <= LARGEST:
+        raise ConfigError(field, value, f"what float32 holds: 0, or {SMALLEST:.2g} to {LARGEST:.2g}")
+    if kind is str and "\0" in value:
+        raise ConfigError(field, value, "text without NUL")
+    failed = [c.words for c in conditions if not c.test(value)]
+    if failed:
+        raise ConfigError(field, value, ", ".join(failed))
     return value
+
+
+@functools.cache
+def _declared(kind: type, base: type) -> dict[str, Any]:
+    """The types of the options that a dataclass declares beyond its base."""
+    kinds = typing.get_type_hints(kind, include_extras=True)
+    inherited = {field.name for field in dataclasses.fields(base)}
+    return {field.name: kinds[field.name] for field in dataclasses.fields(kind) if field.name not in inherited}
 
 
 def own_options(kind: type, base: type, options: Options, group: str) -> dict[str, Any]:
     """Of the options in a group, those that a dataclass declares beyond its base; checked as it declares them."""
-    kinds = typing.get_type_hints(kind, include_extras=True)
-    inherited = {field.name for field in dataclasses.fields(base)}
-    names = [field.name for field in dataclasses.fields(kind) if field.name not in inherited]
-    for name in names:
+    declared = _declared(kind, base)
+    for name in declared:
         if name not in options:
             raise ConfigError(f"{group}.{name}", None, "a value; the config lacks this field")
-    return {name: _convert(kinds[name], options[name], f"{group}.{name}") for name in names}
+    return {name: _convert(type_, options[name], f"{group}.{name}") for name, type_ in declared.items()}
+
+
+def check_options(kinds: Iterable[type], base: type, options: Options, group: str) -> None:
+    """Refuse an option, used or not, that no class declares, or whose value no class that declares it would take."""
+    declared: dict[str, list[Any]] = {}
+    for kind in kinds:
+        for name, type_ in _declared(kind, base).items():
+            declared.setdefault(name, []).append(type_)
+    for name, value in options.items():
+        field, error = f"{group}.{name}", None
+        if name not in declared:
+            raise ConfigError(field, value, f"no such field; the fields are {', '.join(declared)}")
+        for type_ in declared[name]:
+            try:
+                _convert(type_, value, field)
+                break
+            except ConfigError as refusal:
+                error = refusal
+        else:
+            assert error is not None
+            raise error
 
 
 def _build(kind: type[T], values: Any, prefix: str = "") -> T:
@@ -246,11 +318,29 @@ def _build(kind: type[T], values: Any, prefix: str = "") -> T:
     kinds = typing.get_type_hints(kind, include_extras=True)
     for name in values:
         if name not in kinds:
-            raise ConfigError(prefix + name, values[name], f"no such field; the fields are {', '.join(kinds)}")
+            raise ConfigError(f"{prefix}{name}", values[name], f"no such field; the fields are {', '.join(kinds)}")
     for name in kinds:
         if name not in values:
             raise ConfigError(prefix + name, None, "a value; the config lacks this field")
     return kind(**{name: _convert(k, values[name], prefix + name) for name, k in kinds.items()})
+
+
+def resolved(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values with what each reference to another field gives now.
+
+    Raises:
+        ConfigError: one that gives nothing.
+    """
+    plain: dict[str, Any] = {}
+    for name, value in values.items():
+        field = f"{prefix}{name}"
+        if isinstance(value, FieldReference):
+            try:
+                value = value.get()
+            except Exception as error:  # of the config's own arithmetic
+                raise ConfigError(field, None, f"what can be computed ({type(error).__name__}: {error})") from error
+        plain[name] = resolved(value, field + ".") if isinstance(value, Mapping) else value
+    return plain
 
 
 def _kind(field: str, old: Any) -> Any:
@@ -258,7 +348,18 @@ def _kind(field: str, old: Any) -> Any:
     kind: Any = Config
     for name in field.split("."):
         kind = typing.get_type_hints(kind).get(name) if dataclasses.is_dataclass(kind) else None
-    return kind or type(old)
+    return kind or (old.get_type() if isinstance(old, FieldReference) else type(old))
+
+
+def put(values: dict[str, Any], field: str, value: Any) -> None:
+    """Set the dotted `field` in nested `values`, in place; fields that refer to it follow."""
+    *groups, name = field.split(".")
+    for group in groups:
+        values = values[group]
+    if isinstance(values.get(name), FieldReference):
+        values[name].set(value, type_safe=False)
+    else:
+        values[name] = value
 
 
 def _parse(text: str, kind: Any, field: str) -> Any:
@@ -287,7 +388,10 @@ def _parse(text: str, kind: Any, field: str) -> Any:
 
 
 def override(values: dict[str, Any], field: str, text: str) -> None:
-    """Set the dotted `field` in nested `values` from text, in place. New arms may be added; nothing else may."""
+    """Set the dotted `field` in nested `values` from text, in place; fields that refer to it follow.
+
+    New arms may be added; nothing else may.
+    """
     *groups, name = field.split(".")
     group = values
     for depth, part in enumerate(groups):
@@ -295,39 +399,44 @@ def override(values: dict[str, Any], field: str, text: str) -> None:
             raise ConfigError(".".join(groups[: depth + 1]), text, f"no such group; there are {', '.join(group)}")
         group = group[part]
     if groups == ["compare", "arms"]:
-        group[name] = text
+        put(values, field, text)
         return
     if name not in group:
         raise ConfigError(field, text, f"no such field; the fields are {', '.join(group)}")
     if isinstance(group[name], dict):
         raise ConfigError(field, text, f"a field of this group: {', '.join(field + '.' + key for key in group[name])}")
-    group[name] = _parse(text, _kind(field, group[name]), field)
+    put(values, field, _parse(text, _kind(field, group[name]), field))
 
 
 def build_run(values: Mapping[str, Any]) -> Config:
     """The config of one run from nested values; `compare`, which a run does not depend on, is left out."""
-    return _build(Config, {name: value for name, value in values.items() if name != "compare"})
+    return _build(Config, {name: value for name, value in resolved(values).items() if name != "compare"})
 
 
 def _build_arm(values: Mapping[str, Any], arm: str, overrides: str) -> Config:
     """The config of one arm: `field=value` for each of its overrides, separated by spaces."""
-    if not re.fullmatch(r"[A-Za-z0-9_-]+", arm):
-        raise ConfigError("compare.arms", arm, "names of letters, digits, - and _")
-    copy = json.loads(json.dumps(values))
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", arm) or arm in RESERVED:
+        raise ConfigError("compare.arms", arm, ARM_NAMES)
+    own, changed = copy.deepcopy(dict(values)), {}
     for item in overrides.split():
         name, equals, text = item.partition("=")
         if not equals or name.startswith("compare"):
             allowed = "field=value, several separated by spaces; no field of compare"
             raise ConfigError(f"compare.arms.{arm}", overrides, allowed)
-        override(copy, name, text)
+        override(own, name, text)
+        changed[name] = text
+    before, after = flatten(resolved(values)), flatten(resolved(own))
+    # Those that refer to an overridden field among them.
+    changed |= {name: value for name, value in after.items() if name not in changed and value != before.get(name)}
+    for name, value in changed.items():
         if not name.startswith(OF_AN_ARM):
             raise ConfigError(
                 f"{name} in compare.arms.{arm}",
-                text,
+                value,
                 "in an arm, train.steps and the fields of model, scheme, body and optimizer; the arms of a comparison "
                 f"share all else, and experiments.sweep --grid {name}=... compares across it",
             )
-    return build_run(copy)
+    return build_run(own)
 
 
 def build_comparison(values: Mapping[str, Any]) -> Comparison:
@@ -337,16 +446,18 @@ def build_comparison(values: Mapping[str, Any]) -> Comparison:
         ConfigError: unknown field, wrong type, impossible value, or an arm that cannot be built.
     """
     base = build_run(values)
-    compare = values.get("compare")
+    compare = resolved(values).get("compare")
     if not isinstance(compare, Mapping):
         raise ConfigError("compare", compare, f"a group with {', '.join(COMPARE)}")
     for name in compare:
         if name not in COMPARE:
             raise ConfigError(f"compare.{name}", compare[name], f"no such field; the fields are {', '.join(COMPARE)}")
-    seeds = _convert(Annotated[int, at_least(1)], compare.get("seeds"), "compare.seeds")
+    seeds = _convert(Annotated[int, at_least(1), at_most(MOST_SEEDS)], compare.get("seeds"), "compare.seeds")
     overrides_of = compare.get("arms")
     if not isinstance(overrides_of, Mapping):
         raise ConfigError("compare.arms", overrides_of, "a group of arms, each with its overrides")
+    if len(overrides_of) > MOST_ARMS:
+        raise ConfigError("compare.arms", f"{len(overrides_of):,} arms", f"at most {MOST_ARMS}")
     arms = {str(arm): _build_arm(values, str(arm), str(text)) for arm, text in overrides_of.items()}
     if len(arms) < 2:
         raise ConfigError("compare.arms", tuple(arms), "at least two arms")

@@ -98,7 +98,7 @@ def open_corpus(data: Data) -> Corpus:
             place.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError("cache", str(place.parent), f"a folder that can be written ({error.strerror})") from None
-        with place.with_suffix(".lock").open("w") as lock:
+        with place.with_suffix(".lock").open("w", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # another process that makes it is waited for
             if not place.exists():
                 _make(place, kind, split, data)
@@ -180,7 +180,7 @@ def _hash_of(hashes: dict[str, str]) -> str:
 def _kept(place: Path, kind: type[Tokenizer], split: Split, data: Data) -> Corpus:
     """What was made before, if it is as it was made."""
     try:
-        meta = json.loads((place / META).read_text())
+        meta = json.loads((place / META).read_text(encoding="utf-8"))
         hashes = meta["files"]
         sound = meta["sha256"] == _hash_of(hashes) and all(_hash(place / name) == hashes[name] for name in hashes)
     except (OSError, ValueError, TypeError, KeyError):

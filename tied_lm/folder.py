@@ -24,7 +24,7 @@ def cache_folder() -> Path:
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Replace a file in one go, so that no reader meets half of it."""
     new = path.with_name(path.name + ".new")
-    new.write_text(json.dumps(values, indent=2, allow_nan=False) + "\n")
+    new.write_text(json.dumps(values, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     new.replace(path)
 
 
@@ -41,7 +41,7 @@ def check(folder: Path, values: Mapping[str, Any], ignore: tuple[str, ...] = (),
     path = folder / file
     if path.exists():
         try:
-            old = dict(json.loads(path.read_text()))
+            old = dict(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, TypeError, ValueError):
             raise ConfigError("workdir", str(folder), f"a folder whose {file} can be read") from None
         unversioned = {"version": 1}  # what older folders lack
@@ -65,7 +65,7 @@ def locked(folder: Path, wait: bool = False) -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / LOCK).open("w")
+        file = (folder / LOCK).open("w", encoding="utf-8")
     except OSError as error:
         raise ConfigError("workdir", str(folder), f"a folder that can be written ({error.strerror})") from None
     with file:
@@ -79,7 +79,7 @@ def locked(folder: Path, wait: bool = False) -> Iterator[None]:
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl, with NaN for what is undefined; a torn last line is left out."""
     path = folder / METRICS
-    lines = path.read_text().split("\n") if path.exists() else [""]
+    lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else [""]
     found = [json.loads(line) for line in lines[:-1]]
     return [{tag: math.nan if value is None else value for tag, value in line.items()} for line in found]
 

@@ -20,9 +20,9 @@ class Metrics:
     def __init__(self, folder: Path, first_step: int):
         kept = [line for line in read_metrics(folder) if line["step"] < first_step]
         new = folder / (METRICS + ".new")
-        new.write_text("".join(map(_json, kept)))
+        new.write_text("".join(map(_json, kept)), encoding="utf-8")
         os.replace(new, folder / METRICS)
-        self.file = (folder / METRICS).open("a")
+        self.file = (folder / METRICS).open("a", encoding="utf-8")
         self.lines: list[str] = []
 
     def append(self, step: int, scalars: Mapping[str, float]) -> None:

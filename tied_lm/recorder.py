@@ -176,7 +176,7 @@ class RowRecorder:
         path = self.folder / ROWS / "zarr.json"
         if not path.exists():
             return
-        arrays = json.loads(path.read_text())["consolidated_metadata"]["metadata"]
+        arrays = json.loads(path.read_text(encoding="utf-8"))["consolidated_metadata"]["metadata"]
         old = {name for name, array in arrays.items() if len(array["shape"]) == 2}
         size = arrays["token"]["shape"][0]
         if old != set(fields) or size != self.vocab_size:

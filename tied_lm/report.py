@@ -185,7 +185,7 @@ def write_page(path: Path, title: str, parts: list[str]) -> None:
     """Replace a self-contained HTML file in one go."""
     head = f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}</title><style>{STYLE}</style>"
     new = path.with_name(path.name + ".new")
-    new.write_text("\n".join([head, f"<h1>{html.escape(title)}</h1>", *parts, "</html>\n"]))
+    new.write_text("\n".join([head, f"<h1>{html.escape(title)}</h1>", *parts, "</html>\n"]), encoding="utf-8")
     new.replace(path)
 
 

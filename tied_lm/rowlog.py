@@ -80,7 +80,7 @@ class RowLog:
         """Records that the group's metadata vouch for."""
         path = self.folder / "zarr.json"
         return (
-            json.loads(path.read_text())["consolidated_metadata"]["metadata"]["step"]["shape"][0]
+            json.loads(path.read_text(encoding="utf-8"))["consolidated_metadata"]["metadata"]["step"]["shape"][0]
             if path.exists()
             else 0
         )
@@ -94,7 +94,10 @@ class RowLog:
             self.arrays[name] = array.resize(exclusive_max=bounds).result()
 
     def _publish(self) -> None:
-        metadata = {path.parent.name: json.loads(path.read_text()) for path in sorted(self.folder.glob("*/zarr.json"))}
+        metadata = {
+            path.parent.name: json.loads(path.read_text(encoding="utf-8"))
+            for path in sorted(self.folder.glob("*/zarr.json"))
+        }
         for name in self.arrays:
             metadata[name]["shape"][0] = self.length
         group = {
@@ -104,7 +107,7 @@ class RowLog:
             "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": metadata},
         }
         new = self.folder / "zarr.json.new"
-        new.write_text(json.dumps(group))
+        new.write_text(json.dumps(group), encoding="utf-8")
         os.replace(new, self.folder / "zarr.json")
 
     def append(self, step: int, row_values: Mapping[str, Float[np.ndarray, "V"]]) -> None:

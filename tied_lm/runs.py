@@ -40,13 +40,13 @@ class Run:
         path = self.folder / CONFIG
         if not path.exists():
             raise FileNotFoundError(f"{self.folder} has no {CONFIG}: its model and training are not this project's")
-        values = json.loads(path.read_text())
+        values = json.loads(path.read_text(encoding="utf-8"))
         return build_run({name: value for name, value in values.items() if name not in BESIDE})
 
     @property
     def content(self) -> dict[str, Any]:
         """What the config does not say of the text: its sizes and hashes."""
-        values = json.loads((self.folder / CONFIG).read_text())
+        values = json.loads((self.folder / CONFIG).read_text(encoding="utf-8"))
         return {name: values[name] for name in CONTENT if name in values}
 
     def _lines(self) -> list[dict[str, Any]]:
@@ -101,7 +101,7 @@ class Run:
 def _check_is_run(folder: Path) -> None:
     """Refuse what is not the folder of one run, and name one that is, if there is one below."""
     config = folder / CONFIG
-    is_comparison = config.exists() and "compare" in json.loads(config.read_text())
+    is_comparison = config.exists() and "compare" in json.loads(config.read_text(encoding="utf-8"))
     if not is_comparison and (config.exists() or (folder / METRICS).exists()):
         return
     kind = "a comparison, not a run" if is_comparison else f"no run: it has neither {CONFIG} nor {METRICS}"

@@ -59,8 +59,3 @@ def sample(
 def first_tokens(frequencies_V: Float[np.ndarray, "V"], count: int, key: Array) -> Int[Array, "K 1"]:
     """Prompts of one token, drawn by its frequency."""
     return jax.random.choice(key, frequencies_V.size, (count, 1), p=jnp.asarray(frequencies_V)).astype(jnp.int32)
-
-
-def printable(text: str) -> str:
-    """A text that does nothing to a terminal: all but line breaks and what can be seen is written as an escape."""
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from tied_lm.bands import UNSEEN
-from tied_lm.config import Allowed, Config, ConfigError, at_least, fraction, not_negative, positive
+from tied_lm.config import Allowed, Config, ConfigError, at_least, countable, fraction, not_negative, positive, wide
 from tied_lm.embedding import Params, TiedEmbedding, Transition, UntiedEmbedding, VocabularyModel
 from tied_lm.loss import VocabularyLoss
 
@@ -81,7 +81,7 @@ class WidthScaled(TiedEmbedding):
     """
 
     readout_multiplier: Annotated[float, positive] = 1.0  # m
-    base_features: Annotated[int, at_least(1)] = 64  # D_0, the width at which the scale is m
+    base_features: Annotated[int, at_least(1), wide] = 64  # D_0, the width at which the scale is m
 
     def score(self, h: Float[Array, "*N D"], p: Params) -> tuple[Float[Array, "*N D"], Float[Array, "V D"]]:
         return h * (self.readout_multiplier * self.base_features / self.features), p["embedding"]
@@ -93,7 +93,7 @@ class LateUntie(TiedEmbedding):
     V D parameters, then 2 V D. From the step on, `total` is hypothetical.
     """
 
-    untie_step: Annotated[int, at_least(1)] = 500
+    untie_step: Annotated[int, at_least(1), countable] = 500
 
     @classmethod
     def of(cls, config: Config, body: nn.Module | None, bands: tuple[int, ...] = ()) -> Self:
@@ -200,7 +200,7 @@ class GatedRareRows(TiedEmbedding):
 class LowRank(TiedEmbedding):
     """Lookup S[x], scoring h (S + A B)^T with A (V, r), B (r, D). A starts at 0. V D + r (V + D) parameters."""
 
-    rank: Annotated[int, at_least(1)] = 4  # r
+    rank: Annotated[int, at_least(1), wide] = 4  # r
 
     vocabulary: ClassVar[tuple[str, ...]] = ("embedding", "low_rank_rows")
     others: ClassVar[tuple[str, ...]] = ("low_rank_rows", "low_rank_columns")
@@ -224,7 +224,7 @@ class Factorised(TiedEmbedding):
     sqrt(1 + D / d) all the same: the entries of P P^T are correlated, whatever P of rank d is.
     """
 
-    factor_features: Annotated[int, at_least(1)] = 16  # d
+    factor_features: Annotated[int, at_least(1), wide] = 16  # d
 
     others: ClassVar[tuple[str, ...]] = ("factor",)
 

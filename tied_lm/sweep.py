@@ -13,7 +13,7 @@ import numpy as np
 
 from tied_lm import comparison as c
 from tied_lm import folder
-from tied_lm.config import ConfigError, Data, build_comparison, flatten, override
+from tied_lm.config import ConfigError, Data, build_comparison, flatten, override, put, resolved
 from tied_lm.statistics import choose_left_out, paired_difference, summarize
 from tied_lm.streams import Stream
 
@@ -54,11 +54,7 @@ class Sweep:
             settings = dict(zip(grid, combination, strict=True))
             changed = copy.deepcopy(dict(values))
             for field, value in settings.items():
-                *groups, name = field.split(".")
-                group = changed
-                for part in groups:
-                    group = group[part]
-                group[name] = value
+                put(changed, field, value)
             points.append(Point(index, settings, c.Plan.of(changed, streams), place / _folder_name(index, settings)))
         return cls(place, points, resolved_values(values, grid))
 
@@ -96,7 +92,7 @@ def read_grid(values: Mapping[str, Any], texts: Sequence[str]) -> dict[str, list
         for item in listed.split(","):
             changed = copy.deepcopy(dict(values))
             override(changed, field, item.strip())
-            value = flatten(changed)[field]
+            value = flatten(resolved(changed))[field]
             if value in grid[field]:
                 raise ConfigError("grid", text, f"each value once; {item.strip()} is there twice")
             grid[field].append(value)

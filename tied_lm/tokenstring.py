@@ -25,6 +25,11 @@ def _shown(character: str) -> str:
     return "".join(f"<0x{byte:02X}>" for byte in raw)
 
 
+def printable(text: str, keep: str = "") -> str:
+    """A text that does nothing to a terminal: all but what can be seen, and `keep`, is written as an escape."""
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
+
+
 def markdown(shown: str) -> str:
     """A shown token for a cell of a Markdown table: no sign of it is read as Markdown or HTML."""
     return re.sub(r"[^\w]|_", lambda found: f"&#{ord(found.group())};", shown)

@@ -15,8 +15,8 @@ from jaxtyping import Array, Float, Int, PyTree, UInt32
 
 from tied_lm import optimizer
 from tied_lm.batches import Batch
-from tied_lm.bodies import build_body
-from tied_lm.config import Config, choose
+from tied_lm.bodies import BODIES, Body, build_body
+from tied_lm.config import Config, check_options, choose
 from tied_lm.embedding import VocabularyModel, count_parameters
 from tied_lm.gradients import (
     PARTS,
@@ -66,7 +66,14 @@ class Evaluation(NamedTuple):
 
 
 def build_model(config: Config, frequency_bands: Sequence[int] = ()) -> VocabularyModel:
-    """The model that a config names; it may want to know the band of each row."""
+    """The model that a config names; it may want to know the band of each row.
+
+    Raises:
+        ConfigError: an option of any scheme or body, used or not, is not what its class declares; or the scheme or the
+            body cannot be built.
+    """
+    check_options(SCHEMES.values(), VocabularyModel, config.scheme, "scheme")
+    check_options([kind for kind in BODIES.values() if kind is not None], Body, config.body, "body")
     scheme = choose(SCHEMES, "model.tying", config.model.tying)
     return scheme.of(config, build_body(config), tuple(frequency_bands))
 
