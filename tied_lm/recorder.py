@@ -129,7 +129,7 @@ class RowRecorder:
         elif set(fields) != set(self.writers[0].arrays) - {"step"}:
             raise ValueError(f"these are {', '.join(fields)}; the records before had other fields")
         log, board, metrics = self.writers
-        self.next_step = step + 1  # before anything is written, so that an interrupt cannot lead to a step written twice
+        self.next_step = step + 1  # before anything is written, so that an interrupt leads to no step twice
         log.append(step, fields)
         histograms = {part: np.asarray(_log_histogram(fields[part])) for part in norms_in(rows._fields)}
         self.row_board.show_histograms(board, step, histograms)
