@@ -12,7 +12,7 @@ def get_config() -> ConfigDict:
 
     c.model = ConfigDict()
     # tied | untied | scaled_input | scaled_output | soft_cap | projection | width_scaled | late_untie | path_weights |
-    # lookup_only | scoring_only | gated_rare_rows | low_rank | factorised | pseudo_inverse: see tied_lm/schemes.py
+    # lookup_only | scoring_only | gated_rare_rows | low_rank | factorised | spd_pair: see tied_lm/schemes.py
     c.model.tying = "tied"
     c.model.features = 32  # D, embedding width
     c.model.body = "none"  # none | mlp | lstm | transformer: what turns the looked-up vectors into hidden vectors
@@ -63,12 +63,12 @@ def get_config() -> ConfigDict:
 
     c.optimizer = ConfigDict()
     c.optimizer.name = "adam"  # adam | adamw | sgd | momentum | muon (adam for all but the body's matrices) |
-    # coupled_adam (one second moment for all rows of a vocabulary matrix)
+    # coupled_adam (one second moment for all rows of the matrix that scores)
     c.optimizer.learning_rate = 0.02  # the highest rate of the schedule
     c.optimizer.vocab_learning_rate = 0.0  # the same for the vocabulary matrices; 0 means learning_rate
     c.optimizer.schedule = "cosine"  # constant | cosine | wsd (warm-up, stable, linear decay)
-    c.optimizer.warmup_steps = 50  # updates of linear warm-up
-    c.optimizer.decay_steps = 0  # wsd: updates of linear decay at the end
+    c.optimizer.warmup_steps = 50  # updates of linear warm-up, fewer than train.steps
+    c.optimizer.decay_steps = 0  # wsd: updates of linear decay at the end, at least 1
     c.optimizer.beta1 = 0.9  # decay of the first moment (adam and its kin) or of the velocity (momentum, muon)
     c.optimizer.beta2 = 0.999  # decay of the second moment (adam and its kin)
     c.optimizer.weight_decay = 0.0  # adamw, muon: decoupled decay of everything but the vocabulary matrices

@@ -17,6 +17,7 @@ from tied_lm.config import (
     digest,
     flatten,
     override,
+    read_run,
     to_dict,
 )
 
@@ -122,7 +123,7 @@ def test_every_number_has_a_range_in_this_file(values):
         ("data.reversibility", 1.0),
         ("data.zipf_exponent", 0.0),
         ("optimizer.beta1", 0.0),
-        ("optimizer.warmup_steps", 1000),
+        ("optimizer.warmup_steps", 999),
         ("log.tokens", (0, 255)),
         ("data.paths", ["a", "b"]),
         ("data.heldout_paths", ["a"]),
@@ -192,15 +193,23 @@ def test_fields_that_do_not_go_together_are_refused(values, fields, message):
     assert refusal(build_run, values) == message
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "wsd"])
-def test_a_schedule_that_outlasts_the_run_is_refused(values, schedule):
-    values["optimizer"] |= {"schedule": schedule, "warmup_steps": 900, "decay_steps": 100 if schedule == "wsd" else 0}
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "wsd"])
+def test_a_schedule_that_never_reaches_its_rate_is_refused(values, schedule):
+    decay = 100 if schedule == "wsd" else 0
+    most = 900 if schedule == "wsd" else 999
+    values["optimizer"] |= {"schedule": schedule, "warmup_steps": most, "decay_steps": decay}
     build_run(values)
-    values["optimizer"]["warmup_steps"] = 1001
-    message = refusal(build_run, values)
-    assert message.startswith("optimizer.warmup_steps")
-    assert message.endswith(f"at most train.steps - optimizer.decay_steps = {900 if schedule == 'wsd' else 1000}")
-    values["optimizer"] |= {"schedule": "constant", "decay_steps": 0}
+    values["optimizer"]["warmup_steps"] = most + 1
+    words = f"at most train.steps - {'optimizer.decay_steps' if decay else 1} = {most}, so that the rate is reached"
+    assert refusal(build_run, values) == said("optimizer.warmup_steps", most + 1, words)
+    assert read_run(values).optimizer.warmup_steps == most + 1  # of a folder that is there already
+
+
+def test_a_decay_without_updates_is_refused(values):
+    values["optimizer"] |= {"schedule": "wsd", "decay_steps": 0}
+    words = "at least 1 with optimizer.schedule = 'wsd', or it never decays"
+    assert refusal(build_run, values) == said("optimizer.decay_steps", 0, words)
+    values["optimizer"]["decay_steps"] = 1
     build_run(values)
 
 

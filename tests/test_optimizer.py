@@ -37,7 +37,7 @@ def gradients():
 
 def run(config, params, gradients, steps=100, vocabulary=("embedding", "output")):
     """The parameters after the updates."""
-    rule = optimizer.build(config, steps, vocabulary)
+    rule = optimizer.build(config, steps, vocabulary, scoring=vocabulary[-1:])
     state, update = rule.init(params), jax.jit(rule.update)
     for gradient in gradients:
         changes, state = update(gradient, state, params)
@@ -111,7 +111,7 @@ RULES = {
     "sgd": sgd,
     "momentum": momentum,
     "muon": {"embedding": adam, "output": adam, "body": muon},
-    "coupled_adam": {"embedding": coupled_adam, "output": coupled_adam, "body": adam},
+    "coupled_adam": {"embedding": adam, "output": coupled_adam, "body": adam},  # what looks up alone is not coupled
 }
 
 
@@ -193,15 +193,14 @@ def test_muon_brings_singular_values_near_one_and_entries_to_the_size_of_adams()
 
 
 def state_bytes(name, params, vocabulary):
-    state = optimizer.build(dataclasses.replace(CONSTANT, name=name), 9, vocabulary).init(params)
+    state = optimizer.build(dataclasses.replace(CONSTANT, name=name), 9, vocabulary, vocabulary).init(params)
     return sum(leaf.nbytes for leaf in jax.tree.leaves(state))
 
 
 def test_coupled_adam_keeps_one_second_moment_for_all_rows():
     params = jax.tree.map(np.float32, MODEL)
     saved = 4 * (5 * 4 + 5 * 2 - (4 + 2))
-    counters = 4 * 2  # each of the three groups of parameters counts for itself
-    assert state_bytes("adam", params, NAMES) - state_bytes("coupled_adam", params, NAMES) == saved - counters
+    assert state_bytes("adam", params, NAMES) - state_bytes("coupled_adam", params, NAMES) == saved
 
 
 OPTIMIZERS = ["adam", "adamw", "sgd", "momentum", "muon", "coupled_adam"]
@@ -211,7 +210,7 @@ OPTIMIZERS = ["adam", "adamw", "sgd", "momentum", "muon", "coupled_adam"]
 def test_the_state_is_of_arrays_that_stand_under_the_names_of_the_parameters(name):
     """So it can be saved, and what belongs to one parameter can be found."""
     params = jax.tree.map(np.float32, MODEL)
-    rule = optimizer.build(dataclasses.replace(CONSTANT, name=name, vocab_learning_rate=0.1), 9, NAMES)
+    rule = optimizer.build(dataclasses.replace(CONSTANT, name=name, vocab_learning_rate=0.1), 9, NAMES, NAMES)
     state = rule.init(params)
     _, after = jax.jit(rule.update)(params, state, params)
     for tree in (state, after):
@@ -230,12 +229,13 @@ def test_the_state_is_of_arrays_that_stand_under_the_names_of_the_parameters(nam
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_tied_matrix_is_stepped_once(params, gradients, name):
-    """As a parameter of that name in a model with more of them, given the same gradient."""
+    """As the matrix that scores in a model with more of them, given the same gradient."""
     config = dataclasses.replace(CONSTANT, name=name, vocab_learning_rate=0.03)
-    only = [{"embedding": gradient["embedding"]} for gradient in gradients]
-    tied = run(config, {"embedding": params["embedding"]}, only, vocabulary=("embedding",))
-    untied = run(config, params, gradients)
-    np.testing.assert_allclose(tied["embedding"], untied["embedding"], rtol=1e-6)
+    only = [{"embedding": gradient["output"]} for gradient in gradients]
+    with jax.disable_jit():  # compiled, the two differ by rounding
+        tied = run(config, {"embedding": params["output"]}, only, vocabulary=("embedding",))
+        untied = run(config, params, gradients)
+    np.testing.assert_array_equal(tied["embedding"], untied["output"])
 
 
 def test_a_tied_matrix_is_decayed_once_and_as_fast_as_an_untied_one(params, gradients):
@@ -277,7 +277,6 @@ def rates(steps, **fields):
 def test_constant_rates():
     assert rates(4) == [1, 1, 1, 1]
     assert rates(5, warmup_steps=3) == pytest.approx([1 / 4, 2 / 4, 3 / 4, 1, 1])
-    assert rates(2, warmup_steps=3) == pytest.approx([1 / 4, 2 / 4])
 
 
 def test_cosine_rates():
@@ -287,13 +286,27 @@ def test_cosine_rates():
     assert rates(4, schedule="cosine") == pytest.approx([1, cosine(1 / 4), cosine(2 / 4), cosine(3 / 4)], abs=1e-6)
     expected = [1 / 3, 2 / 3, 1, cosine(1 / 4), cosine(2 / 4), cosine(3 / 4)]
     assert rates(6, schedule="cosine", warmup_steps=2) == pytest.approx(expected, abs=1e-6)
-    # A run that is all warm-up.
-    assert rates(3, schedule="cosine", warmup_steps=3) == pytest.approx([1 / 4, 2 / 4, 3 / 4])
 
 
 def test_rates_that_rise_stay_and_fall():
     expected = [1 / 3, 2 / 3, 1, 1, 1, 3 / 4, 2 / 4, 1 / 4]
     assert rates(8, schedule="wsd", warmup_steps=2, decay_steps=4) == pytest.approx(expected)
     assert rates(4, schedule="wsd", decay_steps=4) == pytest.approx([1, 3 / 4, 2 / 4, 1 / 4])
-    assert rates(4, schedule="wsd", warmup_steps=1) == pytest.approx([1 / 2, 1, 1, 1])
     assert rates(4, schedule="wsd", warmup_steps=2, decay_steps=2) == pytest.approx([1 / 3, 2 / 3, 1, 1 / 2])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"warmup_steps": 8},
+        {"schedule": "cosine", "warmup_steps": 8},
+        {"schedule": "cosine"},
+        {"schedule": "wsd", "warmup_steps": 4, "decay_steps": 5},
+    ],
+)
+def test_the_highest_rate_is_that_of_an_update(fields):
+    config = dataclasses.replace(CONSTANT, **fields)
+    assert optimizer.highest_rate(config, 9) == pytest.approx(0.1, rel=1e-6)
+    # A run of an older version, which was cut short in its warm-up.
+    cut = dataclasses.replace(CONSTANT, warmup_steps=8)
+    assert optimizer.highest_rate(cut, 4) == pytest.approx(0.1 * 4 / 9, rel=1e-6)

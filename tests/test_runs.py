@@ -1,5 +1,6 @@
 """Reading runs back."""
 
+import json
 import shutil
 import threading
 
@@ -8,6 +9,7 @@ import pytest
 
 from tests import tiny
 from tied_lm import RowStats, loop, open_run
+from tied_lm.config import to_dict
 from tied_lm.loop import train_run
 from tied_lm.train import build_stream
 
@@ -137,3 +139,16 @@ def test_a_comparison_is_no_run(place):
     with pytest.raises(FileNotFoundError, match=rf"^{comparison} is a comparison, not a run; a run in it is {place}$"):
         open_run(comparison)
     (comparison / "config.json").unlink()
+
+
+def test_a_run_that_would_not_be_started_today_is_read(tmp_path):
+    values = to_dict(tiny.make_config())
+    values["model"]["tying"] = "pseudo_inverse"
+    values["optimizer"] |= {"schedule": "wsd", "warmup_steps": 90, "decay_steps": 0}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    config = open_run(tmp_path).config
+    assert (config.model.tying, config.optimizer.schedule, config.optimizer.warmup_steps) == (
+        "pseudo_inverse",
+        "wsd",
+        90,
+    )

@@ -54,7 +54,7 @@ BODIES = {
 
 
 def spd(p):
-    """T of the scheme of the pseudo-inverse."""
+    """T of the scheme of that name."""
     c = np.zeros((D, D))
     c[np.tril_indices(D)] = p["triangle"]
     c[np.diag_indices(D)] = np.exp(np.diag(c))
@@ -97,7 +97,7 @@ FORMULAS = {
         logits=lambda p, h: h @ (p["embedding"] @ p["factor"]).T,
         parameters=V * R + R * D,
     ),
-    "pseudo_inverse": Formula(
+    "spd_pair": Formula(
         look_up=lambda p, x: x @ np.linalg.inv(spd(p)),
         logits=lambda p, h: (h @ spd(p)) @ p["embedding"].T,
         parameters=V * D + D * (D + 1) // 2,
@@ -288,7 +288,7 @@ def test_initial_logits_have_the_spread_of_plain_tying(name):
 
 
 def test_the_scale_of_the_input_is_a_knob_of_every_scheme():
-    for name in ("tied", "untied", "pseudo_inverse"):
+    for name in ("tied", "untied", "spd_pair"):
         plain, scaled = make(name), make(name, scale_input=True)
         params = draw(plain)
         h, _ = plain.apply({"params": params}, INPUTS, method="hidden")
@@ -370,6 +370,19 @@ def test_an_option_of_no_class_is_refused(values):
     values["scheme"]["soft_cpa"] = 3.0
     with pytest.raises(ConfigError, match=r"^scheme\.soft_cpa = 3\.0 is not possible; allowed: no such field; the "):
         build_model(build_run(values))
+
+
+def test_a_pair_that_would_cancel_is_refused(make_config):
+    with pytest.raises(
+        ConfigError, match=r"^model\.tying = 'spd_pair' is not possible; allowed: another scheme, or a "
+    ):
+        build_model(make_config("model.tying=spd_pair", "model.body=none"))
+    build_model(make_config("model.tying=spd_pair", "model.body=mlp"))
+
+
+def test_a_scheme_is_told_its_new_name(make_config):
+    with pytest.raises(ConfigError, match=r"^model\.tying = 'pseudo_inverse' is not possible; allowed: spd_pair, its "):
+        build_model(make_config("model.tying=pseudo_inverse", "model.body=mlp"))
 
 
 def test_an_unknown_scheme_is_refused(make_config):

@@ -204,14 +204,6 @@ class Config:
                     raise ConfigError(
                         f"optimizer.{field}", getattr(optimizer, field), "0, unless optimizer.name = 'adamw' or 'muon'"
                     )
-        if optimizer.schedule != "wsd" and optimizer.decay_steps:
-            raise ConfigError("optimizer.decay_steps", optimizer.decay_steps, "0, unless optimizer.schedule = 'wsd'")
-        if optimizer.schedule != "constant" and optimizer.warmup_steps + optimizer.decay_steps > steps:
-            raise ConfigError(
-                "optimizer.warmup_steps",
-                optimizer.warmup_steps,
-                f"at most train.steps - optimizer.decay_steps = {steps - optimizer.decay_steps}",
-            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -408,9 +400,33 @@ def override(values: dict[str, Any], field: str, text: str) -> None:
     put(values, field, _parse(text, _kind(field, group[name]), field))
 
 
+def _check_schedule(config: Config) -> None:
+    """Refuse a schedule of the learning rate that never does what its fields say."""
+    optimizer, steps = config.optimizer, config.train.steps
+    if optimizer.schedule == "wsd" and not optimizer.decay_steps:
+        raise ConfigError("optimizer.decay_steps", 0, "at least 1 with optimizer.schedule = 'wsd', or it never decays")
+    if optimizer.schedule != "wsd" and optimizer.decay_steps:
+        raise ConfigError("optimizer.decay_steps", optimizer.decay_steps, "0, unless optimizer.schedule = 'wsd'")
+    # The first update after the warm-up has the full rate, and so has the first of the decay.
+    rest, words = (optimizer.decay_steps, "optimizer.decay_steps") if optimizer.decay_steps else (1, "1")
+    if optimizer.warmup_steps > steps - rest:
+        raise ConfigError(
+            "optimizer.warmup_steps",
+            optimizer.warmup_steps,
+            f"at most train.steps - {words} = {steps - rest}, so that the rate is reached",
+        )
+
+
+def read_run(values: Mapping[str, Any]) -> Config:
+    """The config of a run that is there already, from nested values: one that would not be started today, perhaps."""
+    return _build(Config, {name: value for name, value in values.items() if name != "compare"})
+
+
 def build_run(values: Mapping[str, Any]) -> Config:
     """The config of one run from nested values; `compare`, which a run does not depend on, is left out."""
-    return _build(Config, {name: value for name, value in resolved(values).items() if name != "compare"})
+    config = read_run(resolved(values))
+    _check_schedule(config)
+    return config
 
 
 def _build_arm(values: Mapping[str, Any], arm: str, overrides: str) -> Config:

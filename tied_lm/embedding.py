@@ -60,6 +60,11 @@ class VocabularyModel(nn.Module):
         return cls(config.data.vocab_size, m.features, body, dtype, m.init_std, m.scale_input, bands, **own)
 
     @property
+    def scoring_vocabulary(self) -> tuple[str, ...]:
+        """Of the parameters with a row for each token, those that score."""
+        return tuple(name for name in self.vocabulary if self.tied or name != "embedding")
+
+    @property
     def row_width(self) -> int:
         """Width of the vocabulary matrices."""
         return self.features

@@ -12,22 +12,31 @@ from tied_lm import config
 MUON_RMS = 0.2  # of the entries of an update by Muon: about that of Adam's
 
 
-def scale_by_coupled_adam(b1: float, b2: float, eps: float = 1e-8) -> optax.GradientTransformation:
-    """Adam whose second moment is the mean over the rows: one row for a whole matrix (arXiv 2502.08441).
+def scale_by_coupled_adam(
+    b1: float, b2: float, coupled: tuple[str, ...], eps: float = 1e-8
+) -> optax.GradientTransformation:
+    """Adam in which all rows of a matrix that scores have one second moment (Stollenwerk & Stollenwerk 2025,
+    arXiv:2502.08441): the mean over the rows of theirs. Everything else has plain Adam.
 
-    The mean of the rows' moving averages is the moving average of the mean.
+    The mean of the rows' moving averages is the moving average of the mean, so one row is kept for a whole matrix.
+
+    Args:
+        coupled: names of the parameters that score, whose V rows come first. The paper couples the output matrix
+            because all its rows receive a gradient at each step; a matrix that only looks up is not coupled.
     """
 
-    def init(params: PyTree) -> optax.ScaleByAdamState:
-        rows = jax.tree.map(lambda p: jnp.zeros(p.shape[1:], p.dtype), params)
-        return optax.ScaleByAdamState(jnp.zeros((), jnp.int32), optax.tree.zeros_like(params), rows)
+    def init(params: dict[str, PyTree]) -> optax.ScaleByAdamState:
+        nu = optax.tree.zeros_like(params) | {n: jnp.zeros_like(p[0]) for n, p in params.items() if n in coupled}
+        return optax.ScaleByAdamState(jnp.zeros((), jnp.int32), optax.tree.zeros_like(params), nu)
 
     def update(
-        gradients: PyTree, state: optax.ScaleByAdamState, params: PyTree | None = None
+        gradients: dict[str, PyTree], state: optax.ScaleByAdamState, params: PyTree | None = None
     ) -> tuple[PyTree, optax.ScaleByAdamState]:
+        squares = jax.tree.map(jnp.square, gradients)
+        squares |= {name: jnp.mean(squares[name], axis=0) for name in squares if name in coupled}
         count = optax.safe_increment(state.count)
         mu = optax.tree.update_moment(gradients, state.mu, b1, 1)
-        nu = jax.tree.map(lambda g, v: (1 - b2) * jnp.mean(g * g, axis=0) + b2 * v, gradients, state.nu)
+        nu = optax.tree.update_moment(squares, state.nu, b2, 1)
         mean, square = optax.tree.bias_correction(mu, b1, count), optax.tree.bias_correction(nu, b2, count)
         changes = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mean, square)
         return changes, optax.ScaleByAdamState(count, mu, nu)
@@ -57,7 +66,7 @@ def learning_rate(optimizer: config.Optimizer, steps: int) -> optax.Schedule:
     """Rate of each update, counted from 0. The warm-up starts above 0, so that no update is empty."""
     peak, warmup = optimizer.learning_rate, optimizer.warmup_steps
     if optimizer.schedule == "cosine":
-        return optax.warmup_cosine_decay_schedule(peak / (warmup + 1), peak, warmup, decay_steps=max(steps, warmup + 1))
+        return optax.warmup_cosine_decay_schedule(peak / (warmup + 1), peak, warmup, decay_steps=steps)
     rising = optax.linear_schedule(peak / (warmup + 1), peak, warmup) if warmup else optax.constant_schedule(peak)
     if optimizer.schedule == "constant":
         return rising
@@ -65,12 +74,20 @@ def learning_rate(optimizer: config.Optimizer, steps: int) -> optax.Schedule:
     return optax.join_schedules([rising, falling], [steps - optimizer.decay_steps])
 
 
-def build(optimizer: config.Optimizer, steps: int, vocabulary: tuple[str, ...]) -> optax.GradientTransformation:
+def highest_rate(optimizer: config.Optimizer, steps: int) -> float:
+    """The highest rate that any of the run's updates has."""
+    return float(jnp.max(jax.vmap(learning_rate(optimizer, steps))(jnp.arange(steps))))
+
+
+def build(
+    optimizer: config.Optimizer, steps: int, vocabulary: tuple[str, ...], scoring: tuple[str, ...]
+) -> optax.GradientTransformation:
     """Clipping, then the rule, then decoupled decay, then the rate, which also multiplies the decay.
 
     Args:
         vocabulary: names of the vocabulary parameters, whose V rows come first, and which have a rate and a decay of
             their own. A tied matrix is one parameter: it is stepped once and decayed once.
+        scoring: of these, the ones that score.
     """
 
     def is_vocabulary(params: dict[str, Any]) -> dict[str, bool]:
@@ -88,7 +105,6 @@ def build(optimizer: config.Optimizer, steps: int, vocabulary: tuple[str, ...]) 
     b1, b2 = optimizer.beta1, optimizer.beta2
     adam = optax.scale_by_adam(b1=b1, b2=b2)
     muon = {"vocabulary": adam, "matrix": scale_by_muon(b1), "other": adam}
-    coupled = {"vocabulary": scale_by_coupled_adam(b1, b2), "matrix": adam, "other": adam}
     decay = (
         optax.add_decayed_weights(optimizer.vocab_weight_decay, is_vocabulary),
         optax.add_decayed_weights(optimizer.weight_decay, is_body),
@@ -99,7 +115,7 @@ def build(optimizer: config.Optimizer, steps: int, vocabulary: tuple[str, ...]) 
         "sgd": optax.identity(),
         "momentum": optax.trace(decay=b1),
         "muon": optax.chain(optax.partition(muon, labels), *decay),
-        "coupled_adam": optax.partition(coupled, labels),
+        "coupled_adam": scale_by_coupled_adam(b1, b2, scoring),
     }[optimizer.name]
     clip = optax.clip_by_global_norm(optimizer.clip_norm) if optimizer.clip_norm else optax.identity()
     ratio = optimizer.vocab_learning_rate / optimizer.learning_rate

@@ -6,7 +6,7 @@ from typing import Any
 
 import xarray as xr
 
-from tied_lm.config import Config, build_run
+from tied_lm.config import Config, read_run
 from tied_lm.folder import CONFIG, METRICS, read_metrics
 from tied_lm.journal import PROBE, ROWS
 from tied_lm.rowlog import STRINGS
@@ -41,7 +41,7 @@ class Run:
         if not path.exists():
             raise FileNotFoundError(f"{self.folder} has no {CONFIG}: its model and training are not this project's")
         values = json.loads(path.read_text(encoding="utf-8"))
-        return build_run({name: value for name, value in values.items() if name not in BESIDE})
+        return read_run({name: value for name, value in values.items() if name not in BESIDE})
 
     @property
     def content(self) -> dict[str, Any]:

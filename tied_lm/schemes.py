@@ -244,14 +244,25 @@ class Factorised(TiedEmbedding):
         return h @ p["factor"].T, p["embedding"]
 
 
-class PseudoInverse(TiedEmbedding):
-    """Lookup T^-1 S[x], scoring S (T h) (arXiv:2602.04556), with T = C C^T symmetric positive definite.
+class SpdPair(TiedEmbedding):
+    """Lookup T^-1 S[x], scoring S (T h), with T = C C^T symmetric positive definite.
+
+    The pair (T^-1, T) is that of pseudo-inverse tying (arXiv:2602.04556), the rest is not: there the columns of S are
+    orthonormal, so that each matrix is the other's pseudo-inverse; here S is learned freely, as in the other schemes.
+    It needs a body: without one T and T^-1 cancel, and T is never trained.
 
     Learned is the lower triangle of C row by row, the diagonal as its logarithm; T starts as the identity.
     V D + D (D + 1) / 2 parameters.
     """
 
     others: ClassVar[tuple[str, ...]] = ("triangle",)
+
+    @classmethod
+    def of(cls, config: Config, body: nn.Module | None, bands: tuple[int, ...] = ()) -> Self:
+        if body is None:
+            allowed = "another scheme, or a model.body other than 'none', without which T and its inverse cancel"
+            raise ConfigError("model.tying", config.model.tying, allowed)
+        return super().of(config, body, bands)
 
     def declare(self) -> Params:
         shape = (self.features * (self.features + 1) // 2,)
@@ -298,5 +309,8 @@ SCHEMES: dict[str, type[VocabularyModel]] = {
     "gated_rare_rows": GatedRareRows,
     "low_rank": LowRank,
     "factorised": Factorised,
-    "pseudo_inverse": PseudoInverse,
+    "spd_pair": SpdPair,
 }
+
+# Names in older folders, which can be read.
+RENAMED = {"pseudo_inverse": "spd_pair, its name by now, since it is not the pseudo-inverse tying of arXiv:2602.04556"}

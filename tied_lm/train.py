@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int, PyTree, UInt32
 from tied_lm import optimizer
 from tied_lm.batches import Batch
 from tied_lm.bodies import BODIES, Body, build_body
-from tied_lm.config import Config, check_options, choose
+from tied_lm.config import Config, ConfigError, check_options, choose
 from tied_lm.embedding import VocabularyModel, count_parameters
 from tied_lm.gradients import (
     PARTS,
@@ -34,7 +34,7 @@ from tied_lm.gradients import (
 from tied_lm.histogram import log_histogram
 from tied_lm.loss import negative_log_likelihood
 from tied_lm.records import Probe, Record, Records, pack
-from tied_lm.schemes import SCHEMES
+from tied_lm.schemes import RENAMED, SCHEMES
 from tied_lm.streams import STREAMS, Ahead, Heldout, Stream, named_key
 
 
@@ -74,6 +74,8 @@ def build_model(config: Config, frequency_bands: Sequence[int] = ()) -> Vocabula
     """
     check_options(SCHEMES.values(), VocabularyModel, config.scheme, "scheme")
     check_options([kind for kind in BODIES.values() if kind is not None], Body, config.body, "body")
+    if config.model.tying in RENAMED:
+        raise ConfigError("model.tying", config.model.tying, RENAMED[config.model.tying])
     scheme = choose(SCHEMES, "model.tying", config.model.tying)
     return scheme.of(config, build_body(config), tuple(frequency_bands))
 
@@ -101,7 +103,8 @@ class Trainer:
         self.model = model or build_model(config, frequency_bands.tolist())
         self.transition = self.model.transition()
         self.next = Trainer(config, frequency_bands, self.transition.model) if self.transition else None
-        self.optimizer = optimizer.build(config.optimizer, config.train.steps, self.model.vocabulary)
+        names = self.model.vocabulary, self.model.scoring_vocabulary
+        self.optimizer = optimizer.build(config.optimizer, config.train.steps, *names)
         self.bands = jnp.asarray(frequency_bands)
         self.band_count = int(frequency_bands.max()) + 1
         # Records held on the device in one dispatch: few for large vocabularies, to bound their memory.
@@ -129,9 +132,10 @@ class Trainer:
         """The state with which this phase begins: new parameters, and their moments, are copies of old ones."""
         old = {keystr(path): leaf for path, leaf in tree_leaves_with_path((state.params, state.opt_state))}
 
-        def find(path: tuple[Any, ...], _: Array) -> Array:
+        def find(path: tuple[Any, ...], new: jax.ShapeDtypeStruct) -> Array:
             if keystr(path) in old:
-                return old[keystr(path)]
+                # Rows that had one second moment, and each have their own from now on, start with that one.
+                return jnp.broadcast_to(old[keystr(path)], new.shape)
             sources = [jax.tree_util.DictKey(copies.get(getattr(key, "key", ""), "")) for key in path]
             return jnp.copy(old[keystr(tuple(s if s.key else key for s, key in zip(sources, path, strict=True)))])
 
