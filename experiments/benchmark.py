@@ -290,7 +290,7 @@ def main() -> None:
         "growth in V": measure_growth(rounds),
         "about": {"jax": jax.__version__, "devices": str(jax.devices()), "cores": os.cpu_count(), "rounds": rounds},
     }
-    Path("benchmark.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    Path("benchmark.json").write_text(json.dumps(found, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     keys = [key for key in shapes[0] if key not in ("shape", "ms")]
     header = ["whole step, ratios", *(s["shape"] for s in shapes)]
     print(table([header, *([key, *(f"{s[key]:.2f}" if key in s else "-" for s in shapes)] for key in keys)]))

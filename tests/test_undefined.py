@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from experiments import compare
+from tests import tiny
 from tests.test_commands import SMALL
 from tied_lm import open_run
 from tied_lm.folder import write_json
@@ -40,6 +41,20 @@ def test_an_arm_without_a_lookup(tmp_path, capsys):
     assert run.last()["probe/split/share"] == 0
     assert "nan" not in told.lower()
     assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_a_run_without_any_gradient(tmp_path):
+    """Then share, cosine and the residual of the sum rule are 0 / 0, in every place."""
+    config = tiny.make_config("model.tying=path_weights", "scheme.lookup_weight=0", "scheme.scoring_weight=0")
+    tiny.train(tmp_path / "run", config)
+    run = open_run(tmp_path / "run")
+    tags = ["split/residual", "split/share", "probe/split/cosine", "band/2/share", "probe/band/4/cosine"]
+    for tag in tags:
+        assert np.isnan(list(run.scalars(tag).values())).all(), tag
+    assert not {tag for tag, _ in tiny.board_values(tmp_path / "run")} & set(tags)
+    for name in ("rows.zarr", "probe.zarr"):
+        assert np.isnan(tiny.dataset(tmp_path / "run" / name)["cosine"]).all()
+    assert set(run.scalars("grad_norm/total").values()) == {0}
 
 
 def test_the_mean_is_of_the_seeds_in_which_there_is_a_value():

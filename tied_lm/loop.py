@@ -257,7 +257,8 @@ class _Loop:
             if step in d.record_at:
                 record = d.records.read(d.record_at.index(step), d.model)
                 if not d.model.no_sum_rule:
-                    step_scalars["split/residual"] = float(record.residual)
+                    gradient_V = record.stats.total if d.model.tied else record.stats.scoring
+                    step_scalars["split/residual"] = float(record.residual) if gradient_V.any() else math.nan
             probe = d.due.probe if at_start else None
             if not _is_finite((record, probe)):
                 raise Diverged(f"the gradients or updates are no longer finite at step {step}")

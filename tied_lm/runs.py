@@ -56,7 +56,7 @@ class Run:
         return lines
 
     def last(self) -> dict[str, float]:
-        """Values by tag at the newest step."""
+        """Values by tag at the newest step; NaN for what is undefined there, as a share of 0 / 0."""
         return self._lines()[-1]
 
     def tags(self) -> set[str]:
@@ -64,7 +64,7 @@ class Run:
         return {name for line in self._lines() for name in line} - {"step"}
 
     def scalars(self, tag: str) -> dict[int, float]:
-        """Values by step.
+        """Values by step; NaN where it is undefined.
 
         Raises:
             KeyError: there is no such tag; the message lists those there are.
@@ -76,7 +76,8 @@ class Run:
 
     @property
     def rows(self) -> xr.Dataset:
-        """Row statistics of single batches, over `step` and `token`; `token_string` shows each token."""
+        """Row statistics of single batches, over `step` and `token`; `token_string` shows each token. The cosine of a
+        row of 0 is NaN."""
         return self._open_rows(ROWS)
 
     @property
