@@ -14,7 +14,7 @@ from tied_lm.bands import NAMES
 from tied_lm.config import Config, ConfigError, to_dict
 from tied_lm.gradients import PARTS, RowStats
 from tied_lm.histogram import BINS
-from tied_lm.rowlog import TOKENS_IN_CHUNK
+from tied_lm.rowlog import STEPS_IN_BLOCK, TOKENS_IN_CHUNK
 from tied_lm.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -40,25 +40,28 @@ def shown(size: float) -> str:
 
 def memory_bytes(config: Config) -> dict[str, int]:
     """What one run needs at least, by the field that decides about it. Nothing is built."""
-    model, data = config.model, config.data
+    model, body, data = config.model, config.body, config.data
     width = config.scheme["factor_features"] if model.tying == "factorised" else model.features
     matrices = 2 if model.tying in ("untied", "late_untie") else 1
-    # The matrices, what the optimizer keeps of them, and the gradients of the two uses.
-    tables = matrices * (1 + MOMENTS.get(config.optimizer.name, 2)) + 2
-    # Beside these the host has a text and a frequency for each row.
-    rows = data.vocab_size * (4 * width * tables + 100)
-    # Hidden vectors with their gradient, ids and targets.
-    tokens = data.batch_size * data.length * (8 * model.features + 8)
-    if model.body == "transformer":
-        tokens += 4 * data.batch_size * data.length**2 * config.body["heads"]  # attention of one layer
+    # The matrices, what the optimizer keeps of them, and the four tables of one batch and of the probe's sum.
+    tables = matrices * (1 + MOMENTS.get(config.optimizer.name, 2)) + 8
+    positions = data.batch_size * data.length
+    # Ids, targets, and hidden vectors with their gradient.
+    batch = positions * (8 * model.features + 8)
+    if model.body != "none":
+        blocks = 1 if body["remat"] else body["depth"]  # kept for the backward pass
+        batch += positions * blocks * 8 * (body["width"] or model.features)
+        if model.body == "transformer":
+            batch += positions * blocks * 8 * body["heads"] * data.length  # attention, before and after its softmax
     squares = 0
-    if model.body != "none" or model.tying in ("projection", "pseudo_inverse", "spd_pair"):
+    if model.body != "none" or model.tying in ("projection", "spd_pair"):
         squares = 8 * model.features**2  # a matrix and its gradient
     return {
-        "data.vocab_size": rows,
-        "data.batch_size": tokens,
+        # Beside the tables the host has a text and a frequency for each row.
+        "data.vocab_size": data.vocab_size * (4 * width * tables + 100),
+        "data.batch_size" if data.batch_size > data.length else "data.length": batch,
         "model.features": squares,
-        "data.eval_tokens": 48 * (min(data.eval_tokens, 10**9) // data.length),  # by sequence and band
+        "data.eval_tokens": 48 * (data.eval_tokens // data.length),  # sums by sequence and band
     }
 
 
@@ -90,21 +93,19 @@ def memory_of_machine() -> int:
 
 
 def disk_bytes(trainer: "Trainer", token_strings: Sequence[str]) -> int:
-    """What the folder of one run takes at most.
-
-    Every record is counted as if it had files of its own, since how many share one depends on when they are written.
-    """
+    """What the folder of one run takes at most."""
     config, last = trainer.config, trainer.phases[-1]
     schedule = Schedule.of(config)
     vocab_size, parts = config.data.vocab_size, len(last.model.push_parts)
+    chunks = -(-vocab_size // TOKENS_IN_CHUNK)
 
     def arrays(records: int, fields: int) -> int:
         """A zarr group: its records, what it says of each row, and its metadata, once more while they are replaced."""
-        chunks = -(-vocab_size // TOKENS_IN_CHUNK)
-        record = (fields + 1) * (4 * vocab_size + 3 * CLUSTER * chunks)
-        described = 3 * (8 * vocab_size + 3 * CLUSTER * chunks) + (fields + 4) * 3 * CLUSTER
+        blocks = records // STEPS_IN_BLOCK + 1 + len(schedule.checkpoints)  # each a file, in a folder perhaps
+        values = (fields + 1) * (4 * vocab_size * records + 2 * CLUSTER * chunks * min(records, blocks))
+        described = 3 * (8 * vocab_size + 2 * CLUSTER * chunks) + (fields + 4) * 3 * CLUSTER
         strings = sum(len(json.dumps(text)) + 2 for text in token_strings)
-        return records * record + described + 3 * strings + 2 * CLUSTER
+        return values + described + 3 * strings + 2 * CLUSTER
 
     stats = len(RowStats._fields) + parts
     rows = arrays(len(schedule.rows), stats + 2 * len(last.model.vocabulary))
@@ -118,11 +119,11 @@ def disk_bytes(trainer: "Trainer", token_strings: Sequence[str]) -> int:
     sequences = -(-config.data.eval_tokens // config.data.length)
     losses = len(schedule.evaluations) * (8 * BANDS * sequences + 3 * CLUSTER)
 
-    about = len(json.dumps(to_dict(config))) * 3 + 16 * CLUSTER  # config.json, and in events and checkpoints
+    about = len(json.dumps(to_dict(config))) * 3 + 8 * CLUSTER  # config.json, and in events and checkpoints
     state = jax.eval_shape(last.init, 0)
     leaves = jax.tree.leaves(state)
     checkpoint = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-    checkpoint += checkpoint // 50 + 40 * CLUSTER + 1024 * len(leaves) + about
+    checkpoint += checkpoint // 50 + 24 * CLUSTER + 1024 * len(leaves) + about
     # The newest, the best, one that is being written and one that is not yet removed.
     saved = min(len(schedule.checkpoints), config.checkpoint.keep + 3)
     return rows + probes + scalars * SCALAR + histograms + losses + about + saved * checkpoint
@@ -132,10 +133,10 @@ def summary_bytes(config: Config, arms: int, seeds: int) -> int:
     """What a comparison's folder takes at most beside its runs: config.json, summary.json, report.html."""
     schedule = Schedule.of(config)
     points = len(schedule.evaluations) + len(schedule.probes) + len(schedule.rows)
-    page = 300_000 + 600 * points + 150 * len(PARTS) * min(config.data.vocab_size, 2000)
+    page = 100_000 + 600 * points + 150 * len(PARTS) * min(config.data.vocab_size, 2000)
     numbers = 40 * seeds * (4 * BANDS + 16)
     # All twice while they are replaced.
-    return 2 * (400_000 + arms * (page + numbers + 8192))
+    return 2 * (200_000 + arms * (page + numbers + 8192))
 
 
 def check_disk(place: Path, needed: int) -> None:
