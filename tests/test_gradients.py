@@ -52,8 +52,8 @@ class Reference(NamedTuple):
     data: np.ndarray
 
 
-def draw(case: Case, seed: int, scale: float | None = None) -> Drawn:
-    """Random weights and ids; the ids leave some rows out and repeat others."""
+def draw(case: Case, seed: int, scale: float | None = None, zipf: bool = False) -> Drawn:
+    """Random weights and ids, uniform or of probability 1 / rank; the ids leave some rows out and repeat others."""
     rng = np.random.default_rng(seed)
     scale = rng.choice([0.02, 0.2, 1.0]) if scale is None else scale
     d, n = case.features, int(np.prod(case.shape))
@@ -68,7 +68,8 @@ def draw(case: Case, seed: int, scale: float | None = None) -> Drawn:
             "down": {"kernel": normal(4 * d, d, std=0.2), "bias": normal(d, std=0.2)},
         }
     used = rng.permutation(case.vocab_size)[: 1 + case.vocab_size // 2]
-    inputs, targets = rng.choice(used, n), rng.choice(used, n)
+    p = 1 / np.arange(1, used.size + 1) if zipf else np.ones(used.size)
+    inputs, targets = rng.choice(used, n, p=p / p.sum()), rng.choice(used, n, p=p / p.sum())
     mask = None
     if case.masked:
         mask = ((rng.random(n) < 0.6) | (np.arange(n) == rng.integers(n))).reshape(case.shape)
@@ -188,7 +189,7 @@ def assert_close(a, b):
 def test_split_is_that_of_float64_on_four_random_draws(index):
     case = make_cases()[index]
     for seed in range(4 * index, 4 * index + 4):
-        drawn = draw(case, seed)
+        drawn = draw(case, seed, zipf=seed % 2 == 1)
         ref = reference(drawn)
         loss, grads, tables, stats = jax.tree.map(np.asarray, measure(case.model, *drawn))
         assert loss == pytest.approx(ref.loss, rel=1e-5, abs=1e-5)
