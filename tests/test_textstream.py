@@ -106,25 +106,36 @@ def test_a_dispatch_is_bounded(count_up, monkeypatch):
 
 
 def test_contiguous_batches_go_on_where_the_last_ended(tmp_path):
-    # 173 training bytes, a prime; the place of each is known from the whole.
+    # 173 training bytes, 21 windows of 8 targets and 4 bytes more; the place of each is known from the whole.
     text = np.random.default_rng(0).permutation(200).astype(np.uint8)
     (tmp_path / "one").write_bytes(text.tobytes())
     s = stream(tmp_path / "one", order="contiguous", heldout_fraction=27 / 200)
     assert s.corpus.train.size == 173
     place = np.zeros(256, int)
     place[text[:173]] = np.arange(173)
-    batches = batches_of(s, 173)
+    batches = batches_of(s, 63)
     inputs, targets = place[batches.inputs], place[batches.targets]
-    np.testing.assert_array_equal(targets, (inputs + 1) % 173)
-    np.testing.assert_array_equal(inputs[:, :, 1:], targets[:, :, :-1])
-    np.testing.assert_array_equal(inputs[1:, :, 0], targets[:-1, :, -1])
-    # In 173 steps of 8 each lane has been 8 times round.
-    assert (np.bincount(inputs[:, 0].ravel(), minlength=173) == 8).all()
-    assert ((inputs[0, 1:, 0] - inputs[0, :-1, 0]) % 173 == 173 // 4).all()
-    offsets = {int(place[batches_of(s.with_seed(seed), 1).inputs[0, 0, 0]]) for seed in range(30)}
-    assert len(offsets) > 20
-    found = train_batches(s.ahead(90, 3), np.arange(90, 93)).inputs
-    np.testing.assert_array_equal(place[found], inputs[90:93])
+    before = int(inputs.min())
+    # By a plain loop: each lane goes through the windows in order, and is fresh at the first one alone.
+    number = (inputs[0, :, 0] - before) // 8
+    for k in range(63):
+        for b in range(4):
+            assert inputs[k, b].tolist() == list(range(before + 8 * number[b], before + 8 * number[b] + 8))
+            assert targets[k, b].tolist() == [place + 1 for place in inputs[k, b]]
+            assert batches.fresh[k, b] == (number[b] == 0)
+            number[b] = number[b] + 1 if number[b] < 20 else 0
+    # In 63 steps each lane has been 3 times round, and has not seen the bytes outside the windows.
+    assert np.bincount(inputs[:, 0].ravel(), minlength=173).tolist() == [0] * before + [3] * 168 + [0] * (5 - before)
+    assert set((np.diff(inputs[0, :, 0]) // 8 % 21).tolist()) == {5}
+    starts = {tuple(place[batches_of(s.with_seed(seed), 21).inputs[:, 0, 0]]) for seed in range(100)}
+    assert {min(lane) for lane in starts} == {0, 1, 2, 3, 4}
+    assert {(lane[0] - min(lane)) // 8 for lane in starts} == set(range(21))
+    found = train_batches(s.ahead(40, 3), np.arange(40, 43)).inputs
+    np.testing.assert_array_equal(place[found], inputs[40:43])
+
+
+def test_in_random_order_every_row_is_fresh(count_up):
+    assert batches_of(stream(count_up), 5).fresh.all()
 
 
 def test_held_out_windows_are_disjoint_and_complete(count_up):
@@ -152,17 +163,21 @@ def test_few_held_out_tokens_are_the_first_of_many(count_up):
 
 def test_contiguous_held_out_windows_go_on_in_each_lane(count_up):
     s = stream(count_up, heldout_fraction=0.5, order="contiguous")
-    # 99 targets are 12 windows, 3 for each of 4 lanes.
-    assert s.heldout_tokens == 96
-    batches = heldout_of(s, 10**9, 3)
+    # 99 targets are 12 windows: one for warming up, then 2 for each of 4 lanes.
+    assert s.heldout_tokens == 64
+    windows, batches = s.heldout_ahead(10**9), heldout_of(s, 10**9, 2)
     assert batches.mask.all()
-    assert batches.inputs[0, :, 0].tolist() == [100, 124, 148, 172]
+    assert not batches.fresh.any()
+    assert batches.inputs[0, :, 0].tolist() == [108, 124, 140, 156]
     np.testing.assert_array_equal(batches.inputs[1:, :, 0], batches.targets[:-1, :, -1])
-    scarce = stream(count_up, heldout_fraction=0.1, order="contiguous")
+    # What warms up is the window before, whose last target is the first input.
+    np.testing.assert_array_equal(windows.warm_up, batches.inputs[0] - 8)
+    scarce = stream(count_up, heldout_fraction=0.15, order="contiguous")
     assert scarce.heldout_tokens == 16
     few = heldout_of(scarce, 10**9, 1)
     assert few.mask[0, :, 0].tolist() == [True, True, False, False]
-    assert few.inputs[0, :2, 0].tolist() == [180, 188]
+    assert few.inputs[0, :2, 0].tolist() == [178, 186]
+    assert scarce.heldout_ahead(10**9).warm_up[:2, 0].tolist() == [170, 178]
 
 
 @pytest.mark.parametrize("order", ["random", "contiguous"])
@@ -176,7 +191,7 @@ def test_of_a_large_held_out_part_windows_at_even_distances_are_used(tmp_path, m
     if order == "random":
         assert np.sort(windows.ravel()).tolist() == list(range(100, 200, 5))
     else:
-        assert windows.T.tolist() == [list(range(start, start + 5)) for start in (100, 125, 150, 175)]
+        assert windows.T.tolist() == [list(range(start, start + 5)) for start in (101, 125, 149, 173)]
 
 
 def test_frequencies_are_those_of_the_text(tmp_path):
@@ -250,6 +265,9 @@ def test_text_shorter_than_one_sequence_is_refused(tmp_path):
     assert "training part has data.length + 1 = 9 tokens; it has 2" in message
     (tmp_path / "one").write_bytes(b"x")
     assert "training part has data.length + 1 = 9 tokens; it has 0" in refusal(tmp_path / "one")
+    (tmp_path / "one").write_bytes(b"x" * 32)
+    message = refusal(tmp_path / "one", heldout_fraction=0.5, order="contiguous")
+    assert "held-out part has 2 * data.length + 1 = 17 tokens; it has 16" in message
 
 
 def test_a_vocabulary_without_the_largest_byte_is_refused(tmp_path):

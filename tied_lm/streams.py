@@ -45,6 +45,7 @@ class ToyStream:
     exponent: float = flax.struct.field(pytree_node=False)
     heldout_tokens: ClassVar[float] = math.inf  # as many as are asked for
     most_updates: ClassVar[float] = math.inf  # in one dispatch
+    warm_up: ClassVar[None] = None  # no sequence goes on in the next batch
     perplexity: ClassVar[bool] = False  # whether it means something for these tokens
 
     KAPPA: ClassVar[float] = 3.0
@@ -99,7 +100,8 @@ class ToyStream:
         v = jax.random.uniform(rank_key, shape) * self.cumulative_R[size - 1]
         rank = jnp.minimum(jnp.searchsorted(self.cumulative_R, v, side="right").astype(jnp.int32), size - 1)
         tokens = rank * k + classes
-        return Batch(tokens[:, :-1], tokens[:, 1:], jnp.ones((self.batch_size, self.length), bool))
+        every = jnp.ones((self.batch_size, self.length), bool)
+        return Batch(tokens[:, :-1], tokens[:, 1:], every, every[:, 0])
 
     def batch(self, step: int | Int[Array, ""]) -> Batch:
         """The training batch of a step."""

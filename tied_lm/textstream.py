@@ -1,6 +1,7 @@
 """The stream of real text: windows of its tokens, read from the disk as they are needed."""
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Iterable
 from typing import Any, ClassVar
@@ -25,12 +26,15 @@ class Windows:
     """The training windows of the steps from `first` on. K does not depend on how many a dispatch takes."""
 
     tokens: Int[Array, "K B L+1"]
+    fresh: Bool[Array, "K B"]
     first: Int[Array, ""]
 
     def batch(self, step: Int[Array, ""]) -> Batch:
         """The training batch of a step."""
-        window = jax.lax.dynamic_index_in_dim(self.tokens, step - self.first, keepdims=False)
-        return _batch(window, jnp.ones(window.shape[0], bool))
+        window, fresh = (
+            jax.lax.dynamic_index_in_dim(a, step - self.first, keepdims=False) for a in (self.tokens, self.fresh)
+        )
+        return _batch(window, jnp.ones_like(fresh), fresh)
 
 
 @flax.struct.dataclass
@@ -39,12 +43,13 @@ class HeldoutWindows:
 
     tokens: Int[Array, "M B L+1"]
     exists: Bool[Array, "M B"]
+    warm_up: Int[Array, "B L"] | None  # contiguous: what is before the first batch, and not scored
     sizes: Int[Array, "V"] | None  # bytes of each token
 
     def heldout(self, index: int | Int[Array, ""]) -> Batch:
         """A held-out batch; past the last window it is masked."""
         exists = self.exists[index] & (index < self.exists.shape[0])
-        return _batch(self.tokens[index], exists)
+        return _batch(self.tokens[index], exists, jnp.full_like(exists, self.warm_up is None))
 
     def log_likelihood(self, inputs: Int[Array, "*N"], targets: Int[Array, "*N"]) -> None:
         """Unknown for text."""
@@ -55,19 +60,23 @@ class HeldoutWindows:
         return None if self.sizes is None else self.sizes[targets]
 
 
-def _batch(window: Int[Array, "B L+1"], exists: Bool[Array, "B"]) -> Batch:
+def _batch(window: Int[Array, "B L+1"], exists: Bool[Array, "B"], fresh: Bool[Array, "B"]) -> Batch:
     tokens = window.astype(jnp.int32)
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
-    return Batch(inputs, targets, jnp.broadcast_to(exists[:, None], inputs.shape))
+    return Batch(inputs, targets, jnp.broadcast_to(exists[:, None], inputs.shape), fresh)
 
 
 @dataclasses.dataclass(frozen=True)
 class TextStream:
     """Windows of L + 1 tokens of a text. Training starts them anywhere, or (contiguous) where the last step ended.
 
-    Contiguous: row b of a batch is a lane; lanes start at even distances, shifted by an offset that the seed draws,
-    and go on behind the end of the text at its start. Row b of the next step begins with the last target of row b of
-    this one. Held-out windows are disjoint; in a random order, or for contiguous ones in order in each lane.
+    Contiguous: row b of a batch is a lane. The text is cut into windows that share their end tokens alone; lanes start
+    at windows at even distances, and row b of the next step is the window after that of this one. Behind the last
+    window a lane goes on with the first and its row is `fresh`, so that no window, and no state of a body, reaches
+    across the end of the text. Fewer than L tokens lie outside the windows; the seed draws how many of them before.
+
+    Held-out windows are disjoint; in a random order, or for contiguous ones in order in each lane. There the window
+    before a lane's first one warms up the state of a body and is not scored (in the lane before it, it is).
     """
 
     corpus: Corpus
@@ -80,11 +89,13 @@ class TextStream:
     def build(cls, data: Data, seed: int) -> "TextStream":
         corpus = open_corpus(data)
         for name, part in (("training", corpus.train), ("held-out", corpus.heldout)):
-            if part.size < data.length + 1:
+            warms_up = data.order == "contiguous" and part is corpus.heldout
+            words, least = ("2 * data.length", 2 * data.length) if warms_up else ("data.length", data.length)
+            if part.size < least + 1:
                 raise ConfigError(
                     FIELD,
                     data.paths,
-                    f"text whose {name} part has data.length + 1 = {data.length + 1} tokens; it has {part.size}",
+                    f"text whose {name} part has {words} + 1 = {least + 1} tokens; it has {part.size}",
                 )
         return cls(corpus, data, seed)
 
@@ -107,58 +118,68 @@ class TextStream:
         bits = np.random.Philox(key=[self.seed, name], counter=counter).random_raw(count)
         return (bits >> 11) * 2.0**-53
 
-    def _starts(self, step: int, updates: int) -> Int[np.ndarray, "updates B"]:
-        """Where the windows of some steps begin in the training text."""
+    def _starts(self, step: int, updates: int) -> tuple[Int[np.ndarray, "updates B"], Bool[np.ndarray, "updates B"]]:
+        """Where the windows of some steps begin in the training text, and which rows are fresh."""
         rows, length, size = self.data.batch_size, self.data.length, self.corpus.train.size
         if self.data.order == "contiguous":
-            offset = int(self._draws(0, 1)[0] * size)
-            lanes = offset + np.arange(rows, dtype=np.int64) * (size // rows)
-            return (lanes + np.arange(step, step + updates, dtype=np.int64)[:, None] * length) % size
+            windows, outside = divmod(size - 1, length)
+            first, before = self._draws(0, 2) * (windows, outside + 1)
+            lanes = int(first) + np.arange(rows, dtype=np.int64) * windows // rows
+            numbers = (lanes + np.arange(step, step + updates, dtype=np.int64)[:, None]) % windows
+            return int(before) + numbers * length, numbers == 0
         blocks = -(-rows // 4)  # a position of the sequence holds four numbers
         draws = self._draws(step * blocks, updates * blocks * 4).reshape(updates, -1)[:, :rows]
-        return (draws * (size - length)).astype(np.int64)
+        return (draws * (size - length)).astype(np.int64), np.ones(draws.shape, bool)
 
     def ahead(self, step: int, updates: int) -> Windows:
         """What a dispatch of some updates needs, at most `most_updates`. A batch depends on seed and step alone."""
         tokens = np.zeros((self.most_updates, self.data.batch_size, self.data.length + 1), id_dtype(self.vocab_size))
         windows = tokens[:updates].reshape(-1, tokens.shape[-1])
-        self.corpus.train.read_windows(self._starts(step, updates).ravel(), windows)
-        return Windows(jnp.asarray(tokens), jnp.asarray(step, jnp.int32))
+        fresh = np.zeros(tokens.shape[:2], bool)
+        starts, fresh[:updates] = self._starts(step, updates)
+        self.corpus.train.read_windows(starts.ravel(), windows)
+        return Windows(jnp.asarray(tokens), jnp.asarray(fresh), jnp.asarray(step, jnp.int32))
 
-    def _heldout_windows(self) -> tuple[int, int]:
-        """Held-out windows that there are, and of these the ones in use."""
+    def _heldout_windows(self) -> Int[np.ndarray, "M B"]:
+        """The numbers of the held-out windows in use, batch by batch; the last batch is filled up with -1."""
         windows, rows = (self.corpus.heldout.size - 1) // self.data.length, self.data.batch_size
-        used = min(windows, HELDOUT_WINDOWS)
-        # Lanes are equally long.
-        return windows, used // rows * rows if self.data.order == "contiguous" and used >= rows else used
-
-    def _heldout_order(self) -> Int[np.ndarray, "W"]:
-        """The numbers of the windows in use, batch by batch."""
-        windows, used = self._heldout_windows()
         if self.data.order == "contiguous":
-            lanes = min(self.data.batch_size, used)
-            return (np.arange(lanes) * (windows // lanes) + np.arange(used // lanes)[:, None]).ravel()
+            # Lanes are equally long; the first begins behind a window that warms it up.
+            lanes = min(rows, windows - 1)
+            each = min(windows - 1, HELDOUT_WINDOWS) // lanes
+            numbers = np.full((each, rows), -1)
+            numbers[:, :lanes] = 1 + np.arange(lanes) * ((windows - 1) // lanes) + np.arange(each)[:, None]
+            return numbers
+        used = min(windows, HELDOUT_WINDOWS)
+        numbers = np.full((-(-used // rows), rows), -1)
         # In random order any number of them is a fair sample.
-        return np.random.default_rng(self.data.seed).permutation(np.arange(used) * windows // used)
+        numbers.ravel()[:used] = np.random.default_rng(self.data.seed).permutation(np.arange(used) * windows // used)
+        return numbers
 
-    @property
+    @functools.cached_property
     def heldout_tokens(self) -> int:
-        """Target tokens in all held-out windows."""
-        return self._heldout_windows()[1] * self.data.length
+        """Target tokens in all held-out windows that are scored."""
+        return int(np.sum(self._heldout_windows() >= 0)) * self.data.length
 
     def heldout_ahead(self, tokens: int) -> HeldoutWindows:
         """The held-out windows of the first so many target tokens, on the device; the same for every seed."""
         rows, length = self.data.batch_size, self.data.length
-        order = self._heldout_order()
-        batches = -(-min(tokens, order.size * length) // (rows * length))
-        order = order[: batches * rows]
-        windows = np.zeros((batches * rows, length + 1), id_dtype(self.vocab_size))
-        self.corpus.heldout.read_windows(order * length, windows[: order.size])
-        exists = np.arange(batches * rows) < order.size
+        numbers = self._heldout_windows()[: -(-tokens // (rows * length))]
+        exists = numbers >= 0
+
+        def read(numbers: Int[np.ndarray, "M B"]) -> Int[np.ndarray, "M B L+1"]:
+            windows = np.zeros((*numbers.shape, length + 1), id_dtype(self.vocab_size))
+            found = windows[exists[: len(numbers)]]
+            self.corpus.heldout.read_windows(numbers[exists[: len(numbers)]] * length, found)
+            windows[exists[: len(numbers)]] = found
+            return windows
+
+        warm_up = read(numbers[:1] - 1)[0, :, :-1] if self.data.order == "contiguous" else None
         sizes = self.corpus.tokenizer.sizes
         return HeldoutWindows(
-            jnp.asarray(windows.reshape(batches, rows, -1)),
-            jnp.asarray(exists.reshape(batches, rows)),
+            jnp.asarray(read(numbers)),
+            jnp.asarray(exists),
+            None if warm_up is None else jnp.asarray(warm_up, jnp.int32),
             None if sizes is None else jnp.asarray(sizes),
         )
 

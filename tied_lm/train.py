@@ -53,7 +53,7 @@ class TrainState:
     opt_state: PyTree
     window: Window
     seed: UInt32[Array, ""]  # of dropout
-    carry: PyTree  # what the body hands to the next batch; {} if it is of a kind that does not
+    carry: PyTree  # the state that the body hands to the next batch, B first; {} if it is of a kind that does not
 
 
 class Evaluation(NamedTuple):
@@ -162,6 +162,14 @@ class Trainer:
         """What the body starts from: zeros."""
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(self.init, 0).carry)
 
+    def _warm_carry(self, params: PyTree, heldout: Heldout) -> PyTree:
+        """What the body starts the held-out tokens from: the state that the window before them leads to."""
+        carry = self._fresh_carry()
+        if not carry or heldout.warm_up is None:
+            return carry
+        variables = {"params": params, "carry": carry}
+        return self.model.apply(variables, heldout.warm_up, method="hidden", mutable=["carry"])[1]["carry"]
+
     @staticmethod
     def _empty_window() -> Window:
         return Window(jnp.zeros(()), jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
@@ -196,6 +204,9 @@ class Trainer:
         def one(_: int, carry: tuple[TrainState, Records, Array]) -> tuple[TrainState, Records, Array]:
             state, records, used = carry
             batch = ahead.batch(state.step)
+            body_carry = jax.tree.map(
+                lambda leaf: jnp.where(batch.fresh.reshape(-1, *(1,) * (leaf.ndim - 1)), 0, leaf), state.carry
+            )
             rngs = {"dropout": jax.random.fold_in(dropout_key, state.step)}
             b = backward(
                 self.model,
@@ -204,7 +215,7 @@ class Trainer:
                 batch.targets,
                 mask=batch.mask,
                 rngs=rngs,
-                carry=state.carry,
+                carry=body_carry,
                 train=True,
             )
             changes, opt_state = self.optimizer.update(b.gradients, state.opt_state, state.params)
@@ -251,7 +262,7 @@ class Trainer:
 
     @functools.partial(jax.jit, static_argnames=("self", "tokens"))
     def evaluate(self, params: PyTree, heldout: Heldout, tokens: int) -> Evaluation:
-        """Held-out loss over the first `tokens` held-out tokens."""
+        """Held-out loss over the first `tokens` held-out tokens. A state that a body carries is a warm one at them."""
 
         def one(carry: PyTree, index: Int[Array, ""]) -> tuple[PyTree, Evaluation]:
             batch = heldout_batch(heldout, index, tokens)
@@ -277,7 +288,7 @@ class Trainer:
                 None if sizes is None else zeros[:, 0].astype(jnp.int32).at[row_N].add(sizes * mask_N),
             )
 
-        sums = jax.lax.scan(one, self._fresh_carry(), jnp.arange(self._batches(tokens)))[1]
+        sums = jax.lax.scan(one, self._warm_carry(params, heldout), jnp.arange(self._batches(tokens)))[1]
         return jax.tree.map(lambda of_batches: of_batches.reshape(-1, *of_batches.shape[2:]), sums)
 
     @functools.partial(jax.jit, static_argnames=("self", "tokens"))
@@ -295,7 +306,8 @@ class Trainer:
         zeros_VxD = jnp.zeros((self.model.vocab_size, self.model.row_width))
         none_V = jnp.zeros(self.model.vocab_size, jnp.int32)
         no_parts = dict.fromkeys(self.model.push_parts, zeros_VxD)
-        start = (Tables(zeros_VxD, zeros_VxD, zeros_VxD, zeros_VxD, no_parts), none_V, none_V, self._fresh_carry())
+        no_tables = Tables(zeros_VxD, zeros_VxD, zeros_VxD, zeros_VxD, no_parts)
+        start = (no_tables, none_V, none_V, self._warm_carry(params, heldout))
         sums, in_count, out_count, _ = jax.lax.fori_loop(0, self._batches(tokens), one, start)
         return Probe(stats_of_tables(sums, in_count, out_count), part_norms(sums), out_count.sum())
 
