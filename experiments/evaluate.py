@@ -16,6 +16,7 @@ BOUNDS = {
     "tokens": (1, 10**9),
     "samples": (0, 1000),
     "length": (1, 100_000),
+    "window": (1, 100_000),
     "top_k": (1, 10**9),
     "seed": (0, 2**32 - 1),
     "temperature": (0, 1000),
@@ -31,6 +32,13 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=100, metavar="L", help="tokens of each; default: %(default)s")
     parser.add_argument(
         "--prompt", metavar="TEXT", help="what each begins with; default: a token drawn by its frequency"
+    )
+    parser.add_argument(
+        "--window",
+        type=int,
+        metavar="W",
+        help="score each token with the W before it; default: data.length, what the model was trained on, or all for "
+        "a body that carries a state",
     )
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument("--temperature", type=float, default=1.0, metavar="T", help="default: %(default)s")
@@ -117,7 +125,13 @@ def main(arguments: list[str], stop: threading.Event) -> None:
         prompts = sampling.first_tokens(stream.frequencies, count, named_key(flags.seed, "prompts"))
     else:
         prompts = jnp.tile(jnp.asarray(prompt, jnp.int32), (count, 1))
-    texts = sampling.sample(trainer.model, state.params, prompts, flags.length, key, temperature, flags.top_k)
+    trained = config.data.length
+    window = flags.window or (None if trainer.stateful else trained)
+    texts = sampling.sample(trainer.model, state.params, prompts, flags.length, key, temperature, flags.top_k, window)
+    longest = min(window or texts.shape[1], texts.shape[1] - 1)
+    if trainer.model.body is not None and texts.shape[1] - 1 > min(longest, trained):
+        scored = f"Each token is scored with up to {longest} tokens before it; the model was trained on {trained}"
+        print(f"\n{scored}{' at a time, with the state of those before' if trainer.stateful else ''}.")
     how = f"temperature {temperature:g}, seed {flags.seed}" if temperature else "the likeliest token every time"
     among = f", among the {flags.top_k} likeliest tokens" if flags.top_k and temperature else ""
     for number, ids in enumerate(np.asarray(texts)):
@@ -137,10 +151,15 @@ def _told(found: Mapping[str, Any]) -> str:
     if found["bits_per_byte"] is not None:
         rows.append(["bits per byte", f"{found['bits_per_byte']:.4f}"])
     rows += [[f"loss in band {name}", with_interval(values)] for name, values in found["bands"].items()]
+    state = (
+        f"The body starts each sequence with the state after the {found['warm_up']} tokens before it.\n"
+        if found["warm_up"]
+        else ""
+    )
     return (
         f"Held out, {found['tokens']:,} tokens in {found['sequences']:,} sequences. In brackets the 95% t interval\n"
         f"over sequences, not over tokens, since the tokens of one sequence are correlated.\n{table(rows)}\n"
-        "Band 0 holds the most frequent tokens."
+        f"{state}Band 0 holds the most frequent tokens."
     )
 
 

@@ -63,9 +63,31 @@ def test_another_step_a_prompt_and_no_chance(place, here):
     assert "Sample 1 of 1 (the likeliest token every time):\n  3 1 4 " in out
 
 
+def test_samples_say_how_far_they_look_back(tmp_path, here):
+    config = tiny.write_letters(tmp_path, "model.body=lstm", "train.steps=6")
+    tiny.train(tmp_path / "run", config)
+    for flags, said in [
+        (["--length=5"], ""),
+        (["--length=9"], "up to 5 tokens before it; the model was trained on 5.\n"),
+        (["--length=9", "--window=99"], "up to 9 tokens before it; the model was trained on 5.\n"),
+    ]:
+        before, _ = here(tmp_path / "run", "--samples=1", *flags)[0].split("\nSample ")
+        assert ("Each token is scored with" in before) == bool(said)
+        assert said in before
+
+
+def test_a_carried_state_is_told(tmp_path, here):
+    config = tiny.sequences(tmp_path, "stateful lstm, dropout, coupled adam", "train.steps=6")
+    tiny.train(tmp_path / "run", config)
+    out, _ = here(tmp_path / "run", "--samples=1", "--length=9")
+    assert "The body starts each sequence with the state after the 5 tokens before it.\n" in out
+    assert "up to 9 tokens before it; the model was trained on 5 at a time, with the state of those before.\n" in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["--window=0"], "window = 0 is not possible; allowed: 1 to 100,000"),
         (["--step=5"], "step = '5' is not possible; allowed: "),
         (["--tokens=0"], "tokens = 0 is not possible; allowed: 1 to 1,000,000,000"),
         (["--tokens=1000000000000"], "tokens = 1000000000000 is not possible; allowed: 1 to 1,000,000,000"),

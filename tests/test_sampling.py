@@ -1,6 +1,9 @@
 """Tokens drawn from a model."""
 
+import functools
+
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -99,3 +102,51 @@ def test_first_tokens_follow_their_frequency():
     found = np.bincount(np.asarray(first_tokens(frequencies, 10_000, KEY))[:, 0], minlength=4)
     assert found[1] == 0
     assert stats.chisquare(found[[0, 2, 3]], frequencies[[0, 2, 3]] * 10_000).pvalue > 1e-3
+
+
+CAUSAL = tiny.make_config("model.body=transformer", "body.heads=2", "model.init_std=1", "model.tying=soft_cap")
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def full_logits(model, params, tokens_T):
+    return model.apply({"params": params}, tokens_T[None])[0]
+
+
+@pytest.mark.parametrize(("window", "prompt"), [(5, [7, 3]), (3, [7, 3, 1, 2, 9]), (100, [7, 3, 1])])
+def test_each_token_is_scored_with_a_window_before_it(window, prompt):
+    model = build_model(CAUSAL)
+    params = model.init(jax.random.key(1), jnp.zeros((1, 1), jnp.int32))["params"]
+    draw = np.random.default_rng(0)
+    params["body"] = jax.tree.map(
+        lambda p: p + 0.3 * draw.standard_normal(p.shape).astype(np.float32), jax.device_get(params["body"])
+    )
+    found = np.asarray(sample(model, params, jnp.array([prompt]), 9, KEY, temperature=0.0, window=window))[0].tolist()
+    expected = list(prompt)
+    for _ in range(9):
+        before = expected[-window:]
+        logits = full_logits(model, params, np.array(before + [0] * (14 - len(before))))
+        expected.append(int(np.argmax(logits[len(before) - 1])))
+    assert found == expected
+
+
+def shapes_in(jaxpr):
+    """Of all arrays in a program."""
+    for equation in jaxpr.eqns:
+        yield from (tuple(v.aval.shape) for v in equation.outvars)
+        for inner in jax.extend.core.jaxprs_in_params(equation.params):
+            yield from shapes_in(inner)
+
+
+def test_no_position_beyond_the_window_is_met_and_one_is_scored():
+    config = tiny.make_config("model.body=transformer", "body.heads=2")
+    model = build_model(config)
+    params = model.init(jax.random.key(1), jnp.zeros((1, 1), jnp.int32))["params"]
+    program = jax.make_jaxpr(lambda p, x: sample(model, p, x, 30, KEY, 0.7, 4, window=5))(
+        params, jnp.zeros((3, 2), jnp.int32)
+    )
+    shapes = set(shapes_in(program.jaxpr))
+    assert (3, 20) in shapes  # logits
+    assert (3, 5, 4) in shapes  # hidden vectors
+    assert not [shape for shape in shapes if len(shape) > 2 and 20 in shape]
+    # Of all 32 positions there are the ids alone.
+    assert {shape for shape in shapes if 32 in shape or 31 in shape} == {(3, 32)}

@@ -145,7 +145,11 @@ class VocabularyModel(nn.Module):
 
     def __call__(self, ids: Int[Array, "*N"], *, train: bool = False) -> Float[Array, "*N V"]:
         """Scores of every vocabulary row: no softmax, no bias."""
-        h, scoring_VxR = (x.astype(self.compute_dtype) for x in self.hidden(ids, train=train))
+        return self.logits(*self.hidden(ids, train=train))
+
+    def logits(self, h: Float[Array, "*N R"], scoring_VxR: Float[Array, "V R"]) -> Float[Array, "*N V"]:
+        """Scores of every vocabulary row, from what `hidden` gives."""
+        h, scoring_VxR = h.astype(self.compute_dtype), scoring_VxR.astype(self.compute_dtype)
         logits = jnp.matmul(h, scoring_VxR.T, preferred_element_type=jnp.float32)
         return logits if self.logit_cap is None else self.logit_cap * jnp.tanh(logits / self.logit_cap)
 

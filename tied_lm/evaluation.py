@@ -17,7 +17,8 @@ def evaluate(trainer: Trainer, params: PyTree, stream: Stream, tokens: int) -> d
     """Held-out loss, excess and loss by band in nats a token, each with its mean and 95% t interval.
 
     The tokens of a sequence are correlated, so the interval is one over sequences. Where the body carries a state from
-    batch to batch, the sequences in one row of the batches are one. Perplexity, exp(loss), and bits per byte are there
+    batch to batch, the sequences in one row of the batches are one, and the state is warm at the first token: `warm_up`
+    tokens before it, which are not scored, lead to it from zeros. Perplexity, exp(loss), and bits per byte are there
     where they mean something.
 
     Args:
@@ -27,7 +28,7 @@ def evaluate(trainer: Trainer, params: PyTree, stream: Stream, tokens: int) -> d
     scalars = evaluation_scalars(sums, stream)
     nll_SxG, tokens_SxG = np.asarray(sums.nll, np.float64), np.asarray(sums.tokens, np.int64)
     excess_S = None if sums.excess is None else np.asarray(sums.excess, np.float64)
-    if jax.eval_shape(trainer.init, 0).carry:
+    if trainer.stateful:
         rows = trainer.config.data.batch_size
         nll_SxG, tokens_SxG = (x.reshape(-1, rows, x.shape[-1]).sum(axis=0) for x in (nll_SxG, tokens_SxG))
         excess_S = None if excess_S is None else excess_S.reshape(-1, rows).sum(axis=0)
@@ -37,6 +38,7 @@ def evaluate(trainer: Trainer, params: PyTree, stream: Stream, tokens: int) -> d
     return {
         "tokens": int(counts_S.sum()),
         "sequences": int(used.sum()),
+        "warm_up": trainer.config.data.length if trainer.stateful else None,
         "loss": loss,
         "excess": None if excess_S is None else ratio(excess_S[used], counts_S),
         "perplexity": _exponential(loss) if stream.perplexity else None,

@@ -19,7 +19,7 @@ def _choose(logits_KxV: Float[Array, "K V"], key: Array, temperature: Float[Arra
     return jnp.take_along_axis(ids_Kxk, chosen_K[:, None], axis=1)[:, 0]
 
 
-@functools.partial(jax.jit, static_argnames=("model", "length", "top_k"))
+@functools.partial(jax.jit, static_argnames=("model", "length", "top_k", "window"))
 def sample(
     model: VocabularyModel,
     params: PyTree,
@@ -28,15 +28,18 @@ def sample(
     key: Array,
     temperature: Float[Array, ""] | float = 1.0,
     top_k: int | None = None,
+    window: int | None = None,
 ) -> Int[Array, "K P+length"]:
     """Continue each prompt by `length` tokens.
 
-    Every token is scored with all of the tokens before it; a body that carries state starts from zeros.
+    A body that carries state starts from zeros, at the first token of the window.
 
     Args:
         prompts: at least one token each; all of one length.
         temperature: 0 takes the likeliest token every time; of equals, the first.
         top_k: sample among so many of the likeliest tokens only; by default among all.
+        window: each token is scored with so many of the tokens before it; by default with all. Positions count from
+            the first one of these, so that a model meets none beyond the window.
     """
     count, start = prompts.shape
     buffer = jnp.zeros((count, start + length), jnp.int32).at[:, :start].set(prompts)
@@ -44,12 +47,18 @@ def sample(
     carry = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), fresh)
     variables = {"params": params} | ({"carry": carry} if carry else {})
 
+    width = min(window or start + length, start + length - 1)
+
     def one(position: Int[Array, ""], buffer: Int[Array, "K T"]) -> Int[Array, "K T"]:
+        before_KxW = jax.lax.dynamic_slice_in_dim(buffer, jnp.maximum(position - width, 0), width, axis=1)
         # A causal model does not see what is not written yet.
-        logits_KxTxV, _ = model.apply(variables, buffer, mutable=["carry"])
-        logits_KxV = jax.lax.dynamic_index_in_dim(logits_KxTxV, position - 1, axis=1, keepdims=False)
+        (h_KxWxR, scoring_VxR), _ = model.apply(variables, before_KxW, method="hidden", mutable=["carry"])
+        h_KxR = jax.lax.dynamic_index_in_dim(h_KxWxR, jnp.minimum(position, width) - 1, axis=1, keepdims=False)
         new_K = _choose(
-            logits_KxV, jax.random.fold_in(key, position), jnp.asarray(temperature), top_k or model.vocab_size
+            model.logits(h_KxR, scoring_VxR),
+            jax.random.fold_in(key, position),
+            jnp.asarray(temperature),
+            top_k or model.vocab_size,
         )
         return buffer.at[:, position].set(new_K)
 

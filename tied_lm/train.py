@@ -128,6 +128,11 @@ class Trainer:
         untied = self.next is not None and not self.next.model.tied
         return self.transition.step if self.transition and untied else None
 
+    @property
+    def stateful(self) -> bool:
+        """Whether the body carries a state from batch to batch."""
+        return bool(jax.eval_shape(self.init, 0).carry)
+
     def take_over(self, state: TrainState, copies: Mapping[str, str]) -> TrainState:
         """The state with which this phase begins: new parameters, and their moments, are copies of old ones."""
         old = {keystr(path): leaf for path, leaf in tree_leaves_with_path((state.params, state.opt_state))}
