@@ -252,6 +252,9 @@ def test_a_refused_record_leaves_no_trace(tmp_path, monkeypatch, first):
         ({"counts": np.zeros(6)}, "counts are not 6 numbers"),
         ({"counts": np.array([1, -1, 1, 1, 1, 1])}, "counts are not 6 numbers"),
         ({"token_strings": ["a"]}, "token_strings has 1 entries, not one"),
+        ({"token_strings": 5}, "token_strings = 5 is no list"),
+        ({"token_strings": range(6)}, "token_strings are not all texts"),
+        ({"tokens": 5}, "tokens = 5 is no list"),
         ({"tokens": (6,)}, r"tokens = \[6\] are not all in \[0, 6\)"),
         ({"tokens": ("a",)}, "tokens = 'a' is not possible; allowed: an integer from 0"),
         ({"counts": "abcdef"}, "counts are not 6 numbers"),
@@ -298,6 +301,11 @@ def test_another_process_is_told_of(tmp_path):
             RowRecorder(tmp_path, V)
         other.communicate(b"\n")
     RowRecorder(tmp_path, V).close()
+
+
+def test_a_size_that_no_statistics_have_costs_nothing(tmp_path):
+    with RowRecorder(tmp_path, 10**15) as opened, pytest.raises(ValueError, match="lookup has shape"):
+        opened.record(0, use_stats(0))
 
 
 def test_a_recorder_prints_itself(tmp_path):

@@ -69,13 +69,13 @@ class RowRecorder:
         first_step: int | None = None,
     ):
         self.folder, self.vocab_size = Path(workdir), check_integer("vocab_size", vocab_size, 1)
-        shown = [str(k) for k in range(vocab_size)] if token_strings is None else token_strings
-        self.token_strings = [visible(text) for text in shown]
-        if len(self.token_strings) != vocab_size:
-            raise ValueError(
-                f"token_strings has {len(self.token_strings)} entries, not one for each of {vocab_size} rows"
-            )
-        named = [check_integer("tokens", token, 0) for token in tokens]
+        self.token_strings = None if token_strings is None else list(_sequence("token_strings", token_strings))
+        if self.token_strings is not None and len(self.token_strings) != vocab_size:
+            told = f"{len(self.token_strings)} entries, not one for each of {vocab_size} rows"
+            raise ValueError(f"token_strings has {told}")
+        if not all(isinstance(text, str) for text in self.token_strings or ()):
+            raise ValueError("token_strings are not all texts")
+        named = [check_integer("tokens", token, 0) for token in _sequence("tokens", tokens)]
         if not all(token < vocab_size for token in named):
             raise ValueError(f"tokens = {named} are not all in [0, {vocab_size})")
         self.next_step = 0 if first_step is None else check_integer("first_step", first_step, 0)
@@ -163,10 +163,11 @@ class RowRecorder:
         if bands is not None:
             constants |= {"frequency": self.frequencies, "band": bands}
         attributes = {name: attributes_of(name, None if self.row_board.tied else 0) for name in fields}
-        log = RowLog(self.folder / ROWS, attributes, constants, first, self.token_strings)
+        token_strings = [visible(text) for text in self.token_strings or map(str, range(self.vocab_size))]
+        log = RowLog(self.folder / ROWS, attributes, constants, first, token_strings)
         board = Board(self.folder, first, LABEL)
         if first == 0 or not read_metrics(self.folder):
-            self.row_board.show_tokens(board, self.token_strings)
+            self.row_board.show_tokens(board, token_strings)
             if bands is not None:
                 board.charts(self.row_board.charts(fields, "batch, by band"))
         return log, board, Metrics(self.folder, first)
@@ -214,6 +215,12 @@ class RowRecorder:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _sequence(name: str, values: Any) -> Sequence[Any]:
+    if not isinstance(values, Sequence | np.ndarray):
+        raise ValueError(f"{name} = {values!r} is no list")
+    return values  # type: ignore[return-value]
 
 
 def _frequencies(counts: Any, vocab_size: int) -> Float[np.ndarray, "V"]:
