@@ -47,6 +47,9 @@ def test_whole_sequences_give_the_t_interval_of_their_means(monkeypatch):
     for band, values in found["bands"].items():
         assert values["mean"] == pytest.approx(nll[bands == int(band)].mean(), rel=1e-5)
     assert set(found["bands"]) == set(map(str, np.unique(bands)))
+    one = evaluate(trainer, params, build_stream(CONFIG), 1)
+    assert {band for band, values in one["bands"].items() if values is not None} == {str(bands[0, 0])}
+    assert one["bands"].keys() == found["bands"].keys()
 
 
 def test_the_loss_is_that_of_the_run():

@@ -19,7 +19,7 @@ def evaluate(trainer: Trainer, params: PyTree, stream: Stream, tokens: int) -> d
     The tokens of a sequence are correlated, so the interval is one over sequences. Where the body carries a state from
     batch to batch, the sequences in one row of the batches are one, and the state is warm at the first token: `warm_up`
     tokens before it, which are not scored, lead to it from zeros. Perplexity, exp(loss), and bits per byte are there
-    where they mean something.
+    where they mean something; a band of rows that no token is of has no loss, None.
 
     Args:
         tokens: how many held-out tokens; no more than there are.
@@ -44,8 +44,8 @@ def evaluate(trainer: Trainer, params: PyTree, stream: Stream, tokens: int) -> d
         "perplexity": _exponential(loss) if stream.perplexity else None,
         "bits_per_byte": scalars.get("loss/bits_per_byte"),
         "bands": {
-            bands.NAMES[band]: ratio(nll_SxG[used, band], tokens_SxG[used, band])
-            for band in np.flatnonzero(tokens_SxG.sum(axis=0))
+            bands.NAMES[band]: ratio(nll_SxG[used, band], tokens_SxG[used, band]) if tokens_SxG[:, band].any() else None
+            for band in np.unique(trainer.bands)
         },
     }
 
