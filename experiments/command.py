@@ -22,6 +22,7 @@ from tied_lm.folder import cache_folder
 from tied_lm.tokenstring import printable
 
 ROOT = Path(__file__).parent.parent
+LONGEST = 500  # characters of a mistake that is told
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +39,8 @@ class Parser(argparse.ArgumentParser):
     """Tells of a mistake in one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, printable(f"error: {message}") + "\n")
+        shown = message if len(message) <= LONGEST else message[:LONGEST] + " ..."
+        self.exit(2, printable(f"error: {shown}") + "\n")
 
 
 def load_config(path: str) -> dict[str, Any]:
@@ -146,7 +148,8 @@ def check_path(flag: str, path: Path) -> None:
     except UnicodeEncodeError:
         raise ConfigError(flag, str(path.absolute()), "a path in UTF-8, in a locale that knows it") from None
     except (OSError, ValueError) as error:
-        raise ConfigError(flag, str(path), f"a path that can be looked up ({error})") from None
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(flag, str(path), f"a path that can be looked up ({reason})") from None
 
 
 def tensorboard_command(place: Path) -> str:

@@ -477,13 +477,14 @@ def build_comparison(values: Mapping[str, Any]) -> Comparison:
     arms = {str(arm): _build_arm(values, str(arm), str(text)) for arm, text in overrides_of.items()}
     if len(arms) < 2:
         raise ConfigError("compare.arms", tuple(arms), "at least two arms")
-    if compare.get("baseline") not in arms:
-        raise ConfigError("compare.baseline", compare.get("baseline"), " | ".join(arms))
+    baseline = compare.get("baseline")
+    if not isinstance(baseline, str) or baseline not in arms:
+        raise ConfigError("compare.baseline", baseline, " | ".join(arms))
     last = base.seed + seeds - 1
     if last >= 2**32:
         raise ConfigError("seed", last - seeds + 1, f"at most 2**32 - {seeds}, so that compare.seeds = {seeds} fit")
     match = _convert(Annotated[str, one_of("width", "parameters")], compare.get("match"), "compare.match")
-    return Comparison(base, arms, compare["baseline"], seeds, match)
+    return Comparison(base, arms, baseline, seeds, match)
 
 
 def to_dict(config: Config) -> dict[str, Any]:
@@ -495,7 +496,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested values by dotted name."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
-        flat |= flatten(value, prefix + name + ".") if isinstance(value, Mapping) else {prefix + name: value}
+        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
     return flat
 
 
