@@ -1,6 +1,10 @@
-"""The default config as fixtures."""
+"""The default config as fixtures, and one cache of compiled programs for all test processes."""
 
+import atexit
 import copy
+import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +14,12 @@ import pytest
 from configs import toy
 from tied_lm import folder
 from tied_lm.config import Config, build_run, override
+
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    # Before JAX is loaded; the workers, and what they start, inherit it.
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="compiled-")
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 
 @pytest.fixture(scope="session", autouse=True)
