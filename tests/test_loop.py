@@ -95,9 +95,11 @@ def test_every_record_is_of_its_step(tmp_path, tying):
         for name, values in expected._asdict().items():
             np.testing.assert_allclose(rows[name][k], values, rtol=1e-4, atol=1e-6, err_msg=f"{name} at {step}")
         for name in model.vocabulary:
-            # At the last step this is the update that would come next.
-            change = states[step + 1].params[name].astype(np.float64) - states[step].params[name]
             field = "update" if tying == "tied" else f"update_{name}"
+            if step == 39:  # no update follows
+                assert np.isnan(rows[field][k]).all()
+                continue
+            change = states[step + 1].params[name].astype(np.float64) - states[step].params[name]
             assert np.abs(change).max() > 1e-3
             np.testing.assert_allclose(rows[field][k], np.linalg.norm(change, axis=-1), rtol=1e-4, atol=1e-6)
 
@@ -215,7 +217,9 @@ def test_stopping_again_and_again(whole, tmp_path):
     shown, expected = tiny.accumulate(place), tiny.accumulate(whole)
     assert sorted(shown.Tags()["scalars"]) == sorted(expected.Tags()["scalars"])
     for tag in shown.Tags()["scalars"]:
-        assert sorted(e.step for e in shown.Scalars(tag)) == [e.step for e in expected.Scalars(tag)], tag
+        steps = [[e.step for e in board.Scalars(tag)] for board in (shown, expected)]
+        # A process does not time the first call of a program.
+        assert set(steps[0]) < set(steps[1]) if tag.startswith("time/ms") else sorted(steps[0]) == steps[1], tag
     for tag in shown.Tags()["histograms"]:
         assert sorted(e.step for e in shown.Histograms(tag)) == tiny.ROW_STEPS, tag
 

@@ -44,11 +44,16 @@ class Journal:
 
         fields = (*RowStats._fields, *model.push_parts)
         stats = {name: attributes_of(name, untied_from) for name in fields}
-        parameters = [field + suffix for suffix in self.suffixes.values() for field in ("update", "weight")]
+        about = {"update": "of the update from this step to the next; none follows the last", "weight": "at this step"}
+        parameters = {
+            field + suffix: {"units": "parameter", "description": text}
+            for suffix in self.suffixes.values()
+            for field, text in about.items()
+        }
         constants = {"frequency": frequencies, "band": bands}
         self.rows = RowLog(
             folder / ROWS,
-            stats | {name: {"units": "parameter"} for name in parameters},
+            stats | parameters,
             constants,
             first_step,
             token_strings,

@@ -16,8 +16,8 @@ from jaxtyping import PyTree
 from tied_lm import bands, folder
 from tied_lm.background import Background
 from tied_lm.checkpoint import METRIC, Checkpoints
+from tied_lm.clock import Clock
 from tied_lm.config import VERSION, Config, to_dict
-from tied_lm.embedding import VocabularyModel
 from tied_lm.interrupts import stopped_by_interrupt
 from tied_lm.journal import Journal
 from tied_lm.records import Probe, Records
@@ -44,6 +44,7 @@ class Due(NamedTuple):
     window: Window | None
     evaluation: Evaluation | None
     probe: Probe | None
+    called: float  # when, by `time.perf_counter`
 
 
 class Dispatch(NamedTuple):
@@ -52,9 +53,11 @@ class Dispatch(NamedTuple):
     step: int
     updates: int
     due: Due
+    times: dict[str, float] | None  # the `time/` scalars of the step, where what is due was waited for already
     records: Records
     record_at: list[int]  # steps, one for each used slot
-    model: VocabularyModel
+    trainer: Trainer
+    called: float  # when the updates were started
 
 
 def run_values(config: Config, stream: Stream) -> dict[str, Any]:
@@ -156,7 +159,8 @@ class _Loop:
         )
         self.background = Background(WAITING_RECORDS)
         self.dispatch_updates = 1  # adapted to the time they take
-        self.started = self.measured = self.flushed = time.perf_counter()
+        self.clock = Clock()
+        self.measured = self.flushed = self.clock.started
         progress(self.step)
 
     def run(self, stop: threading.Event) -> None:
@@ -175,18 +179,18 @@ class _Loop:
         running: Dispatch | None = None
         while True:
             self._change_phase()
-            due = self._start_due()
+            due, times = self._start_due(), None
             interrupted = stop.is_set() and self.step < self.schedule.steps
             if self.step != self.saved_step and (interrupted or self.step in self.schedule.checkpoints):
                 # First everything before this step is written, so that a resume from here lacks nothing.
                 self._write(running)
-                running = None
+                running, times = None, self._wait(due, self.trainer)
                 self._checkpoint(due)
             if interrupted:
                 self._write(running)
                 raise Interrupted(f"stopped after {self.step} updates, all of them saved")
             # The next dispatch is on its way before the results of the last one are waited for.
-            new = self._start_dispatch(due)
+            new = self._start_dispatch(due, times)
             self._write(running)
             running = new
             if running.step == self.schedule.steps:
@@ -205,13 +209,30 @@ class _Loop:
 
         step, schedule, params, heldout = self.step, self.schedule, self.state.params, self.heldout
         evaluation = probe = None
+        called = time.perf_counter()
         if step in schedule.evaluations:
             evaluation = self.trainer.evaluate(params, heldout, held(self.config.data.eval_tokens))
         if step in schedule.probes:
             probe = self.trainer.probe(params, heldout, held(self.config.log.probe_tokens))
         # Copied, since the dispatch that follows is given the state's own arrays to overwrite.
         window = jax.tree.map(jnp.copy, self.state.window) if step in schedule.scalars else None
-        return Due(window, evaluation, probe)
+        return Due(window, evaluation, probe, called)
+
+    def _wait(self, due: Due, trainer: Trainer) -> dict[str, float]:
+        """Wait for what is due at a step, of which all updates before it are written; its `time/` scalars.
+
+        Milliseconds of an update are the mean of those since the last record, without what else was done.
+        """
+        times: dict[str, float] = {}
+        for part, results in (("evaluation", due.evaluation), ("probe", due.probe)):
+            if results is not None:
+                seconds = self.clock.wait((trainer, part), due.called, results)
+                times |= {} if seconds is None else {f"time/ms_of_{part}": 1e3 * seconds}
+        if due.window is not None:
+            times["time/seconds"] = time.perf_counter() - self.clock.started
+            mean = self.clock.per_update()
+            times |= {} if mean is None else {"time/ms_per_update": 1e3 * mean}
+        return times
 
     def _checkpoint(self, due: Due) -> None:
         loss = None if due.evaluation is None else evaluation_scalars(due.evaluation, self.stream)[METRIC]
@@ -222,11 +243,11 @@ class _Loop:
         self.checkpoints.save(self.state, self.values, loss, self.phases.index(self.trainer))
         self.saved_step = self.step
 
-    def _start_dispatch(self, due: Due) -> Dispatch:
+    def _start_dispatch(self, due: Due, times: dict[str, float] | None) -> Dispatch:
         """Start the next updates: to the next step at which the host has to look, or fewer."""
         step, schedule, slots = self.step, self.schedule, self.trainer.slots
         last = step == schedule.steps
-        # At the end the record is that of the update that would come next; the state it leads to is dropped.
+        # At the end the record is that of the batch that would come next; the state it leads to is dropped.
         most = int(min(self.dispatch_updates, self.stream.most_updates))
         end = step + 1 if last else min(step + most, schedule.next_boundary(step))
         if self.trainer.transition and not last:
@@ -238,30 +259,37 @@ class _Loop:
         new_window = step == 0 or due.window is not None
         state = jax.tree.map(jnp.copy, self.state) if last else self.state
         ahead = self.stream.ahead(step, end - step)
+        called = time.perf_counter()
         state, records = self.trainer.advance(state, ahead, np.int32(end - step), padded, new_window)
         if not last:
             self.state, self.step = state, end
-        return Dispatch(step, 0 if last else end - step, due, records, record_at, self.trainer.model)
+        return Dispatch(step, 0 if last else end - step, due, times, records, record_at, self.trainer, called)
 
     def _write(self, dispatch: Dispatch | None) -> None:
         """Wait for a dispatch and what was due at its first step, and write it all down."""
         if dispatch is None:
             return
+        times = self._wait(dispatch.due, dispatch.trainer) if dispatch.times is None else dispatch.times
+        seconds = self.clock.wait((dispatch.trainer, "updates"), dispatch.called, dispatch.records)
+        self.clock.count(dispatch.updates, seconds)
         due, records = jax.device_get((dispatch.due, dispatch.records))
         d = dispatch._replace(due=due, records=records)
-        scalars = self._scalars(d)
+        scalars = self._scalars(d) | times
         for step in sorted({d.step, *d.record_at}):
             at_start = step == d.step
             step_scalars = dict(scalars) if at_start else {}
             record = None
             if step in d.record_at:
-                record = d.records.read(d.record_at.index(step), d.model)
-                if not d.model.no_sum_rule:
-                    gradient_V = record.stats.total if d.model.tied else record.stats.scoring
+                record = d.records.read(d.record_at.index(step), d.trainer.model)
+                if not d.trainer.model.no_sum_rule:
+                    gradient_V = record.stats.total if d.trainer.model.tied else record.stats.scoring
                     step_scalars["split/residual"] = float(record.residual) if gradient_V.any() else math.nan
             probe = d.due.probe if at_start else None
             if not _is_finite((record, probe)):
                 raise Diverged(f"the gradients or updates are no longer finite at step {step}")
+            if record is not None and step == self.schedule.steps:
+                # The run makes no update there: a size would be one that was never applied.
+                record = record._replace(updates=jax.tree.map(lambda v: np.full_like(v, np.nan), record.updates))
             self.background.submit(self.journal.write, step, step_scalars, record, probe)
         if d.updates:
             self.progress(d.updates)
@@ -288,7 +316,4 @@ class _Loop:
             wanted = int(DISPATCH_SECONDS * d.updates / seconds)
             # One slow dispatch, which waited for a checkpoint perhaps, should not make the next ones tiny.
             self.dispatch_updates = min(max(wanted, self.dispatch_updates // 2, 1), 4 * self.dispatch_updates)
-        if d.due.window is not None:
-            scalars["time/seconds"] = now - self.started
-            scalars["time/ms_per_update"] = 1e3 * seconds / max(d.updates, 1)
         return scalars
