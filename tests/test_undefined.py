@@ -68,6 +68,11 @@ def test_a_row_of_zero_has_no_relative_update():
     assert _median(updates, weights) == pytest.approx([1.5, np.nan], nan_ok=True)
 
 
+def test_rows_that_did_not_move_and_steps_without_an_update_have_no_part_in_the_median():
+    updates = np.array([[0.0, 0.0, 0.0, 0.2, 0.4], [np.nan] * 5])
+    assert _median(updates, np.ones((2, 5))) == pytest.approx([0.3, np.nan], nan_ok=True)
+
+
 def test_no_file_says_nan(tmp_path):
     with pytest.raises(ValueError, match="JSON"):
         write_json(tmp_path / "a.json", {"loss": float("nan")})

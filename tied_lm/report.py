@@ -160,8 +160,9 @@ def _share_over_time(runs: Mapping[str, list[Run]], tied: list[str]) -> Figure:
 
 
 def _median(updates_TxV: Float[np.ndarray, "T V"], weights_TxV: Float[np.ndarray, "T V"]) -> list[float]:
-    """The median of the relative updates at each step, of the rows that are not 0; NaN if all are."""
-    rows = [u[w > 0] / w[w > 0] for u, w in zip(updates_TxV, weights_TxV, strict=True)]
+    """The median of the relative updates at each step, of the rows that moved and were not 0; NaN if there is none."""
+    pairs = zip(updates_TxV, weights_TxV, strict=True)
+    rows = [u[(u > 0) & (w > 0)] / w[(u > 0) & (w > 0)] for u, w in pairs]
     return [float(np.median(row)) if row.size else np.nan for row in rows]
 
 
@@ -175,7 +176,7 @@ def _relative_updates(runs: Mapping[str, list[Run]]) -> Figure:
             ratio = [_median(d[field].values, d[weight].values) for d in data]
             label = f"{name}: {field.removeprefix('update_').replace('update', 'embedding')}"
             _curve(ax, data[0]["step"].values, np.array(ratio), next(styles), label)
-    ax.set(yscale="log", ylabel="|update| / |row|, median over rows")
+    ax.set(yscale="log", ylabel="|update| / |row|, median over the rows that moved")
     _log_steps(ax)
     _legend(ax, len(runs))
     return figure
