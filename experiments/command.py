@@ -172,16 +172,16 @@ def set_up_jax() -> None:
     jax.config.update("jax_enable_x64", False)
     try:
         jax.devices()
-    except RuntimeError as error:
-        platforms = os.environ.get("JAX_PLATFORMS")
-        raise ConfigError("JAX_PLATFORMS", platforms, f"a platform that is here ({error})") from error
+    except Exception as error:  # a bare AssertionError among them
+        platforms, reason = os.environ.get("JAX_PLATFORMS"), str(error) or "it cannot be initialised"
+        raise ConfigError("JAX_PLATFORMS", platforms, f"a platform that is here ({reason})") from error
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         try:
             folder = cache_folder()
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):
                 jax.config.update("jax_compilation_cache_dir", str(folder))
-        except (OSError, RuntimeError) as error:  # RuntimeError: no home is known
+        except (ConfigError, OSError) as error:
             tell(f"compiled programs are not kept: {error}")
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 

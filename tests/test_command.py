@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.command import ROOT, parse
+from experiments.command import ROOT, parse, set_up_jax
 from tests import tiny
 from tests.test_commands import SMALL
 from tied_lm import comparison
@@ -234,29 +234,36 @@ def test_a_locale_of_ascii_changes_the_terminal_alone(tmp_path):
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_platform_that_is_not_here_is_one_line(tmp_path):
-    done = run_in(tmp_path, "experiments.train", "--workdir=a", *SHORT, JAX_PLATFORMS="no_such_platform")
+@pytest.mark.parametrize("platform", ["cuda", "no_such_platform"])
+def test_a_platform_that_is_not_here_is_one_line(tmp_path, platform):
+    if platform == "cuda" and any(Path("/dev").glob("nvidia*")):
+        pytest.skip("there is one here")
+    done = run_in(tmp_path, "experiments.train", "--workdir=a", *SHORT, JAX_PLATFORMS=platform)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert line.startswith("error: JAX_PLATFORMS = 'no_such_platform' is not possible; allowed: a platform that is")
+    assert line.startswith(f"error: JAX_PLATFORMS = '{platform}' is not possible; allowed: a platform that is")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_home_that_cannot_be_written_costs_the_cache_alone(tmp_path):
+def test_no_home_is_told(monkeypatch, capsys):
+    import jax
+
+    def fail():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", fail)
+    for name in ("XDG_CACHE_HOME", "JAX_COMPILATION_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)
+    set_up_jax()
+    assert "compiled programs are not kept: XDG_CACHE_HOME = nothing" in capsys.readouterr().err
+
+
+def test_a_home_that_cannot_be_written_costs_the_cache_alone(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     home = str(tmp_path / "file" / "home")
-    environment = {"HOME": home, "XDG_CACHE_HOME": "", "JAX_COMPILATION_CACHE_DIR": "", "XDG_CONFIG_HOME": ""}
-    here = {name: value for name, value in environment.items() if name != "JAX_COMPILATION_CACHE_DIR"}
-    script = "import os; os.environ.pop('JAX_COMPILATION_CACHE_DIR', None); import runpy, sys; "
-    script += "sys.argv[0] = 'train'; runpy.run_module('experiments.train', run_name='__main__')"
-    done = subprocess.run(
-        [sys.executable, "-c", script, "--workdir=a", *SHORT],
-        cwd=tmp_path,
-        env=dict(os.environ) | {"PYTHONPATH": str(ROOT)} | here,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    done = run_in(tmp_path, "experiments.train", "--workdir=a", *SHORT, HOME=home, XDG_CACHE_HOME="")
     assert done.returncode == 0, done.stderr
     assert "compiled programs are not kept" in done.stderr
     assert "Traceback" not in done.stderr

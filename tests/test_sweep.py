@@ -45,6 +45,10 @@ def test_a_grid_is_read_with_the_types_of_its_fields(small):
         (["model.feature=4"], "no such field"),
         (["model.tying=tied,untied"], "a field that no arm sets itself; compare.arms.tied = 'model.tying=tied'"),
         (["compare.seeds=1,2"], "a field that may differ"),
+        (
+            ["seed=" + ",".join(map(str, range(100))), "data.seed=" + ",".join(map(str, range(11)))],
+            "at most 1,000 points; these are 1,100",
+        ),
     ],
 )
 def test_a_grid_that_makes_no_sense_is_refused(small, texts, words):

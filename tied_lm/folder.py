@@ -17,8 +17,15 @@ LOCK = ".lock"
 
 
 def cache_folder() -> Path:
-    """The user's cache folder: what is there can be made again."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tied_lm"
+    """The user's cache folder: what is there can be made again.
+
+    Raises:
+        ConfigError: the user has none, and no home.
+    """
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tied_lm"
+    except RuntimeError:
+        raise ConfigError("XDG_CACHE_HOME", None, "a folder, since no home is known") from None
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:

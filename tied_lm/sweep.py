@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import itertools
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from tied_lm.streams import Stream
 
 SWEEP = "sweep.json"
 RESULTS = "results.json"
+MOST_POINTS = 1000
 RATES = ("optimizer.learning_rate", "optimizer.vocab_learning_rate")
 
 
@@ -99,6 +101,9 @@ def read_grid(values: Mapping[str, Any], texts: Sequence[str]) -> dict[str, list
         for arm, overrides in values["compare"]["arms"].items():
             if any(part.partition("=")[0] == field for part in str(overrides).split()):
                 raise ConfigError("grid", text, f"a field that no arm sets itself; compare.arms.{arm} = {overrides!r}")
+    points = math.prod(map(len, grid.values()))
+    if points > MOST_POINTS:
+        raise ConfigError("grid", " ".join(texts), f"at most {MOST_POINTS:,} points; these are {points:,}")
     if not grid:
         raise ConfigError("grid", None, "at least one --grid field=value,value,...")
     return grid
