@@ -86,6 +86,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     from tied_lm.comparison import Arm
     from tied_lm.config import differing_fields
     from tied_lm.evaluation import evaluate
+    from tied_lm.resources import check_sampling
     from tied_lm.streams import named_key
     from tied_lm.train import build_stream
 
@@ -109,6 +110,10 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     trainer = trainer.at(step)
     assert state is not None  # there is one of this step
 
+    trained, longest = config.data.length, (1 if prompt is None else len(prompt)) + flags.length - 1
+    window = flags.window or (None if trainer.stateful else trained)
+    check_sampling(config, flags.samples, min(window or longest, longest))
+
     wanted = flags.tokens or config.data.eval_tokens
     tokens = int(min(wanted, stream.heldout_tokens))
     if flags.tokens is not None and tokens < wanted:
@@ -125,12 +130,10 @@ def main(arguments: list[str], stop: threading.Event) -> None:
         prompts = sampling.first_tokens(stream.frequencies, count, named_key(flags.seed, "prompts"))
     else:
         prompts = jnp.tile(jnp.asarray(prompt, jnp.int32), (count, 1))
-    trained = config.data.length
-    window = flags.window or (None if trainer.stateful else trained)
     texts = sampling.sample(trainer.model, state.params, prompts, flags.length, key, temperature, flags.top_k, window)
-    longest = min(window or texts.shape[1], texts.shape[1] - 1)
-    if trainer.model.body is not None and texts.shape[1] - 1 > min(longest, trained):
-        scored = f"Each token is scored with up to {longest} tokens before it; the model was trained on {trained}"
+    most = min(window or longest, longest)
+    if trainer.model.body is not None and longest > min(most, trained):
+        scored = f"Each token is scored with up to {most} tokens before it; the model was trained on {trained}"
         print(f"\n{scored}{' at a time, with the state of those before' if trainer.stateful else ''}.")
     how = f"temperature {temperature:g}, seed {flags.seed}" if temperature else "the likeliest token every time"
     among = f", among the {flags.top_k} likeliest tokens" if flags.top_k and temperature else ""

@@ -8,7 +8,7 @@ import pytest
 from experiments import evaluate
 from tests import tiny
 from tests.test_commands import contents
-from tied_lm import open_run
+from tied_lm import open_run, resources
 from tied_lm.checkpoint import Damaged
 from tied_lm.config import ConfigError
 from tied_lm.folder import write_json
@@ -110,6 +110,13 @@ def test_a_mistake_is_one_line(place, here, arguments, words):
     assert words in str(error.value)
     assert "\n" not in str(error.value)
     assert contents(place) == before
+
+
+def test_samples_beyond_the_memory_are_refused_with_the_figure(place, here, monkeypatch):
+    monkeypatch.setattr(resources, "memory_of_machine", lambda: 10**9)
+    with pytest.raises(ConfigError, match=r"^samples = 1000 .* 50,000 tokens .* at least 1 GB, and there are 1 GB$"):
+        here(place, "--samples=1000", "--length=50000", "--window=100000")
+    here(place, "--samples=1", "--length=5")
 
 
 def test_what_is_no_run_is_refused(place, here, tmp_path):

@@ -83,6 +83,24 @@ def check_memory(config: Config) -> None:
         )
 
 
+def check_sampling(config: Config, count: int, width: int) -> None:
+    """Refuse samples, each token of which is scored with `width` tokens, that cannot fit.
+
+    Raises:
+        ConfigError: with both figures.
+    """
+    heads = config.body["heads"] if config.model.body == "transformer" else 0
+    needed = count * (width * (4 * config.model.features + 4 + 4 * heads * width) + 8 * config.data.vocab_size)
+    present = memory_of_machine()
+    if needed > present:
+        raise ConfigError(
+            "samples",
+            count,
+            f"what fits the memory; with {width:,} tokens before each one that is scored they need at least "
+            f"{shown(needed)}, and there are {shown(present)}",
+        )
+
+
 def memory_of_machine() -> int:
     """Bytes of memory of the device that trains, as far as it says; else of the machine or its container."""
     stats = jax.local_devices()[0].memory_stats() or {}
