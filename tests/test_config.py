@@ -1,6 +1,7 @@
 """What a config may hold, and the one line that says so when it may not."""
 
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -157,6 +158,47 @@ def test_wrong_types_are_refused(values, field, value, allowed):
     assert refusal(build_run, values) == said(field, value, allowed)
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("train.steps", 10**400, f"train.steps = 1{'0' * 199} ... is not possible; allowed: at most 1,000,000,000"),
+        ("train.steps", 10**5000, "train.steps = a number of very many digits is not possible; allowed: at most 1,000"),
+        ("optimizer.learning_rate", 10**400, "optimizer.learning_rate = inf is not possible; allowed: a finite number"),
+        (
+            "optimizer.learning_rate",
+            1e39,
+            "optimizer.learning_rate = 1e+39 is not possible; allowed: what float32 holds",
+        ),
+        (
+            "optimizer.learning_rate",
+            1e-40,
+            "optimizer.learning_rate = 1e-40 is not possible; allowed: what float32 hol",
+        ),
+        ("data.vocab_size", 10**30, f"data.vocab_size = {10**30} is not possible; allowed: at most 1,000,000,000"),
+        (
+            "data.batch_size",
+            10**9,
+            "data.batch_size = 1000000000 is not possible; allowed: at most 10**9 / data.length",
+        ),
+        (
+            "train.steps",
+            10**9,
+            "train.eval_every = 100 is not possible; allowed: at least 954, so that there are at mo",
+        ),
+        ("data.order", "a\0", "data.order = 'a\\x00' is not possible; allowed: text without NUL"),
+    ],
+    ids=itertools.count(),
+)
+def test_what_no_machine_holds_is_refused(values, field, value, message):
+    put(values, field, value)
+    assert refusal(build_run, values).startswith(message)
+
+
+def test_a_message_harms_no_terminal(values):
+    for field in ("\x1b[31m", "model.\x1b[31m"):
+        assert refusal(override, values, field, "\n\u202e").isprintable()
+
+
 def test_wrong_types_in_a_list_are_refused(values):
     values["log"]["tokens"] = (1, 2.5)
     assert refusal(build_run, values) == said("log.tokens", 2.5, "int")
@@ -178,6 +220,8 @@ DECAY_ALLOWED = "0, unless optimizer.name = 'adamw' or 'muon'"
     ("fields", "message"),
     [
         ({"log.tokens": (256,)}, said("log.tokens", 256, "ids from 0 to data.vocab_size - 1 = 255")),
+        ({"log.tokens": (3, 3)}, said("log.tokens", (3, 3), "at most 100 ids, each once")),
+        ({"data.zipf_exponent": 11.0}, said("data.zipf_exponent", 11.0, "at most 10")),
         ({"log.tokens": (-1,)}, said("log.tokens", -1, "ids from 0 to data.vocab_size - 1 = 255")),
         ({"optimizer.weight_decay": 0.1}, said("optimizer.weight_decay", 0.1, DECAY_ALLOWED)),
         (

@@ -62,6 +62,7 @@ countable = at_most(10**9)  # so that sums of two still fit int32
 wide = at_most(2**16)  # of widths, whose squares have to fit the memory
 
 MOST_RECORDS = 2**20  # of one kind in a run
+MOST_TOKENS = 100  # to follow as curves
 MOST_SEEDS = 10_000
 MOST_ARMS = 100
 RESERVED = ("mean", "hypothetical")  # names of what stands beside the arms
@@ -118,7 +119,7 @@ class Data:
     eval_tokens: Annotated[int, at_least(1), countable]
     reversibility: Annotated[float, fraction]
     classes: Annotated[int, at_least(1), countable]
-    zipf_exponent: Annotated[float, not_negative]
+    zipf_exponent: Annotated[float, not_negative, at_most(10)]
     tokenizer: str
     min_count: Annotated[int, at_least(1), countable]
     bin_dtype: Annotated[str, one_of("uint16", "uint32")]
@@ -178,6 +179,8 @@ class Config:
     checkpoint: Checkpoint
 
     def __post_init__(self) -> None:
+        if len(self.log.tokens) > MOST_TOKENS or len(set(self.log.tokens)) < len(self.log.tokens):
+            raise ConfigError("log.tokens", self.log.tokens, f"at most {MOST_TOKENS} ids, each once")
         for token in self.log.tokens:
             if not 0 <= token < self.data.vocab_size:
                 raise ConfigError(
