@@ -109,10 +109,9 @@ def _share_out(points: "list[Point]", workers: int, arguments: list[str], stop: 
         if problem is not None:
             failed.append(name)
         seconds = (time.perf_counter() - begun) / ended * (len(points) - ended)
-        print(
+        tell(
             f"{name} {'done' if problem is None else f'failed: {problem}'}; {ended} of {len(points)} points, "
-            f"about {clock(seconds)} left",
-            file=sys.stderr,
+            f"about {clock(seconds)} left"
         )
 
     script = [sys.executable, "-m", "experiments.sweep", *arguments]
