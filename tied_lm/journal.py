@@ -45,9 +45,10 @@ class Journal:
         fields = (*RowStats._fields, *model.push_parts)
         stats = {name: attributes_of(name, untied_from) for name in fields}
         about = {"update": "of the update from this step to the next; none follows the last", "weight": "at this step"}
+        shared = f"; before step {untied_from} of the one matrix, `embedding`" if untied_from else ""
         parameters = {
-            field + suffix: {"units": "parameter", "description": text}
-            for suffix in self.suffixes.values()
+            field + suffix: {"units": "parameter", "description": text + (shared if name == "output" else "")}
+            for name, suffix in self.suffixes.items()
             for field, text in about.items()
         }
         constants = {"frequency": frequencies, "band": bands}
