@@ -151,3 +151,15 @@ def test_a_missing_or_damaged_checkpoint_is_named(place, tmp_path, here):
     with pytest.raises(ConfigError, match="a run with checkpoints; there is none in"):
         here(place)
     assert not (place / "checkpoints").exists()
+
+
+def test_a_scheme_of_another_name_is_told_in_one_line(tmp_path, here):
+    config = tiny.make_config("model.tying=spd_pair", "model.body=mlp", "train.steps=4")
+    tiny.train(tmp_path / "run", config)
+    path = tmp_path / "run" / "config.json"
+    path.write_text(path.read_text().replace("spd_pair", "pseudo_inverse"))
+    assert open_run(tmp_path / "run").config.model.tying == "pseudo_inverse"
+    with pytest.raises(ConfigError) as error:
+        here(tmp_path / "run")
+    assert str(error.value).startswith("model.tying = 'pseudo_inverse' is not possible; allowed: spd_pair, its name by")
+    assert "\n" not in str(error.value)
