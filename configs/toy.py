@@ -46,7 +46,7 @@ def get_config() -> ConfigDict:
     c.data = ConfigDict()
     c.data.source = "toy"  # toy | text
     c.data.seed = 0  # the toy law or the split of the text, and the held-out tokens
-    c.data.vocab_size = 256  # V, rows
+    c.data.vocab_size = 256  # V, rows; 0: all that a text has
     c.data.batch_size = 32  # B, sequences in a step
     c.data.length = 64  # L, target tokens in a sequence
     c.data.eval_tokens = 65_536  # held-out tokens in one evaluation
@@ -55,7 +55,7 @@ def get_config() -> ConfigDict:
     c.data.zipf_exponent = 1.0  # toy: the token of rank r has weight 1 / (r + 1) ** exponent in its class
     c.data.tokenizer = "bytes"  # text: bytes | words | bpe | ids (files that hold ids: .bin and .npy)
     c.data.min_count = 1  # words: those that occur less often in the training text are <unk>
-    c.data.bin_dtype = "uint16"  # ids: uint16 | uint32, what .bin files hold
+    c.data.bin_dtype = "uint16"  # ids: uint16 | uint32 | int64, what .bin files hold
     c.data.paths = ()  # text: files, folders or globs; none means the text that ships with Python
     c.data.heldout_paths = ()  # text: files, folders or globs that are held out; none means a share of data.paths
     c.data.heldout_fraction = 0.1  # text: share of the bytes that is held out, without data.heldout_paths

@@ -14,10 +14,13 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     from tied_lm import comparison as c
     from tied_lm.report import REPORT
     from tied_lm.resources import check_disk, shown
+    from tied_lm.text import told
     from tied_lm.verdict import verdict
 
     set_up_jax()
     plan = c.Plan.of(command.values)
+    if about := plan.about:
+        tell(told(about))
     place = command.workdir or Path("runs") / f"{command.name}-{c.name_of(plan.values)}"
     c.check_folder(place, plan.values)
     if c.is_complete(place, plan):

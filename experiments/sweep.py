@@ -34,6 +34,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     from tied_lm import folder, sweep
     from tied_lm.resources import check_disk, shown
     from tied_lm.sweepreport import PAGE, sentences, table_rows, write_sweep_page
+    from tied_lm.text import told
     from tied_lm.verdict import table
 
     set_up_jax()
@@ -47,6 +48,8 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     size = sum(point.plan.disk_bytes() for point in todo)
     check_disk(place, size)
     the_sweep.open()
+    for line in dict.fromkeys(told(point.plan.about) for point in points if point.plan.about):
+        tell(line)
     tell(f"{len(todo)} of {len(points)} points to do in {place}, at most {shown(size)} there")
     alone = workers == 1 or index is not None
     failed = _do(todo, stop) if alone else _share_out(todo, workers, arguments, stop)

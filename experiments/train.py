@@ -16,12 +16,16 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     from tied_lm.config import build_run, digest
     from tied_lm.loop import run_values, train_run
     from tied_lm.resources import check_disk, check_memory, shown
+    from tied_lm.streams import with_vocabulary
+    from tied_lm.text import told
     from tied_lm.train import build_stream
 
     set_up_jax()
-    config = build_run(command.values)
+    config = build_run(with_vocabulary(command.values))
     check_memory(config)
     arm = Arm.of(config, build_stream(config))
+    if arm.stream.about:
+        tell(told(arm.stream.about))
     values = run_values(config, arm.stream)
     place = command.workdir or Path("runs") / f"{command.name}-{digest(values)}"
     folder.check(place, values)

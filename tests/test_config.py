@@ -67,7 +67,7 @@ OUT_OF_RANGE = [
     ("model.features", "at least 1", [0, -3]),
     ("model.init_std", "above 0", [0.0, -0.1]),
     ("data.seed", SEED, [-1, 2**32]),
-    ("data.vocab_size", "at least 2", [1, 0]),
+    ("data.vocab_size", "at least 2 (0 is for all that a text has)", [1, -1]),
     ("data.batch_size", "at least 1", [0]),
     ("data.length", "at least 1", [0]),
     ("data.eval_tokens", "at least 1", [0]),
@@ -94,7 +94,7 @@ OUT_OF_RANGE = [
     ("checkpoint.keep", "at least 1", [0]),
     ("optimizer.name", "adam | adamw | sgd | momentum | muon | coupled_adam", ["rmsprop", ""]),
     ("optimizer.schedule", "constant | cosine | wsd", ["linear"]),
-    ("data.bin_dtype", "uint16 | uint32", ["int16", ""]),
+    ("data.bin_dtype", "uint16 | uint32 | int64", ["int16", ""]),
     ("data.order", "random | contiguous", ["sorted"]),
     ("model.compute_dtype", "float32 | bfloat16", ["float16", "bf16"]),
 ]
@@ -433,3 +433,27 @@ def test_a_config_survives_json(values):
 def test_digest_depends_on_the_values_alone():
     assert digest({"a": 1, "b": {"c": [2]}}) == digest({"b": {"c": (2,)}, "a": 1}) == "d8bd289c"
     assert digest({"a": 1, "b": {"c": [3]}}) != digest({"a": 1, "b": {"c": [2]}})
+
+
+def test_paths_with_commas_and_brackets(values, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for listed, paths in {
+        "a.txt,b.txt": ("a.txt", "b.txt"),
+        '["a, b.txt", "[c].txt"]': ("a, b.txt", "[c].txt"),
+        "[x].txt": ("[x].txt",),
+        "[a.txt, b.txt]": ("a.txt", "b.txt"),
+        "../a b/~c": ("../a b/~c",),
+        "[1]": ("1",),
+    }.items():
+        override(values, "data.paths", listed)
+        assert values["data"]["paths"] == paths
+    # A file that is there is meant, whatever its name.
+    for name in ("a, b.txt", "(1)", '["a"]'):
+        (tmp_path / name).touch()
+        override(values, "data.paths", name)
+        assert values["data"]["paths"] == (name,)
+
+
+def test_no_rows_without_a_text(values):
+    put(values, "data.vocab_size", 0)
+    assert refusal(build_run, values).startswith("data.vocab_size = 0 is not possible; allowed: at least 2; 0, for all")

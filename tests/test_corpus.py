@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from configs import toy
+from tied_lm import cache as cache_
 from tied_lm import corpus as corpus_
 from tied_lm.config import ConfigError, build_run
-from tied_lm.corpus import Tokens, id_dtype, open_corpus
-from tied_lm.text import Document
+from tied_lm.corpus import Tokens, id_dtype, open_corpus, whole_vocabulary
+from tied_lm.text import Document, told
 from tied_lm.tokenizers import Bytes
 
 DATA = dataclasses.replace(build_run(toy.get_config().to_dict()).data, source="text", heldout_fraction=0.25)
@@ -38,9 +39,13 @@ def folders(cache):
     return [path for path in cache.iterdir() if path.is_dir()]
 
 
+def held(ids):
+    return Document("x", ids.tobytes(), 0, ids.nbytes, ids.dtype, "")
+
+
 def test_files_are_one_sequence_that_wraps_around():
     parts = [np.arange(3), np.zeros(0, int), np.arange(3, 4), np.arange(4, 10)]
-    tokens, whole = Tokens(parts), np.arange(10)
+    tokens, whole = Tokens([held(part) for part in parts]), np.arange(10)
     assert tokens.size == 10
     for start in range(10):
         for count in range(1, 25):
@@ -53,8 +58,7 @@ def test_files_are_one_sequence_that_wraps_around():
 def test_large_maps_are_released(tmp_path, monkeypatch):
     monkeypatch.setattr(corpus_, "RESIDENT_BYTES", 100)
     (np.arange(50_000) % 251).astype(np.uint8).tofile(tmp_path / "x")
-    tokens = Tokens([np.memmap(tmp_path / "x", np.uint8, "r")])
-    assert len(tokens.maps) == 1
+    tokens = Tokens([Document("x", tmp_path / "x", 0, 50_000, np.dtype(np.uint8), "")])
     windows = np.zeros((100, 7), np.uint8)
     tokens.read_windows(np.arange(100) * 400, windows)
     np.testing.assert_array_equal(windows, (np.arange(100)[:, None] * 400 + np.arange(7)) % 251)
@@ -80,7 +84,7 @@ def test_tokens_are_those_of_the_tokenizer(data, cache):
 def test_tokens_are_made_once(data, cache, monkeypatch):
     first = open_corpus(data)
     (place,) = folders(cache)
-    monkeypatch.setattr(corpus_, "_make", None)
+    monkeypatch.setattr(cache_, "_make", None)
     again = open_corpus(data)
     assert folders(cache) == [place]
     assert again.content == first.content
@@ -211,3 +215,83 @@ def test_two_processes_make_it_once(cache, tmp_path):
     assert {size for size, *_ in found} == {len(TEXT) * 3000 * 3 // 4}
     assert sorted(made for _, made, _ in found) == [0, 2]
     assert len(folders(cache)) == 1
+
+
+def test_what_another_user_can_have_written_is_not_trusted(cache, tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text(TEXT)
+    data = dataclasses.replace(DATA, paths=(str(tmp_path / "a.txt"),))
+    open_corpus(data)
+    (place,) = folders(cache)
+    for path in (place, place / "train.bin", cache):
+        mode = path.stat().st_mode
+        path.chmod(mode | 0o002)
+        with pytest.raises(ConfigError, match=r"^cache = .* what this user owns and nobody else can write"):
+            open_corpus(data)
+        path.chmod(mode)
+    (place / "counts.npy").rename(tmp_path / "counts.npy")
+    (place / "counts.npy").symlink_to(tmp_path / "counts.npy")
+    with pytest.raises(ConfigError, match="nobody else can write"):
+        open_corpus(data)
+    (place / "counts.npy").unlink()
+    (tmp_path / "counts.npy").rename(place / "counts.npy")
+    assert open_corpus(data)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(ConfigError, match="what this user owns"):
+        open_corpus(data)
+
+
+def test_a_lock_that_is_a_link_is_not_followed(cache, tmp_path):
+    (tmp_path / "a.txt").write_text(TEXT)
+    data = dataclasses.replace(DATA, paths=(str(tmp_path / "a.txt"),))
+    open_corpus(data)
+    (place,) = cache.iterdir()  # no lock is left
+    shutil.rmtree(place)
+    (tmp_path / "precious").write_text("precious")
+    place.with_suffix(".lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(ConfigError, match=r"^cache = .*\.lock"):
+        open_corpus(data)
+    assert (tmp_path / "precious").read_text() == "precious"
+    place.with_suffix(".lock").unlink()
+    with pytest.raises(ConfigError, match=r"^data\.vocab_size"):
+        open_corpus(dataclasses.replace(data, vocab_size=3))
+    assert list(cache.iterdir()) == []
+
+
+@pytest.mark.parametrize("field", ["paths", "heldout_paths"])
+def test_a_bad_byte_names_the_field_and_the_file(cache, tmp_path, field):
+    (tmp_path / "good.txt").write_text(TEXT)
+    (tmp_path / "bad.txt").write_bytes(b"a\xff")
+    paths = {"paths": (str(tmp_path / "good.txt"),), field: (str(tmp_path / "bad.txt"),)}
+    with pytest.raises(ConfigError, match=rf"^data\.{field} = '.*bad\.txt' is not possible; allowed: UTF-8 text"):
+        open_corpus(dataclasses.replace(DATA, tokenizer="words", vocab_size=2, **paths))
+
+
+def test_all_rows_that_a_text_has(cache, tmp_path):
+    (tmp_path / "a.txt").write_text(TEXT)
+    data = dataclasses.replace(DATA, paths=(str(tmp_path / "a.txt"),), vocab_size=0)
+    assert whole_vocabulary(data) == 256
+    for _ in range(2):
+        assert whole_vocabulary(dataclasses.replace(data, tokenizer="words")) == 9
+    assert len(folders(cache)) == 1
+    with pytest.raises(ConfigError, match=r"at most 9"):
+        open_corpus(dataclasses.replace(data, tokenizer="words", vocab_size=10))
+    with pytest.raises(ConfigError, match=r"data\.vocab_size = 0 is not possible; allowed: at least 2 with .*'bpe'"):
+        whole_vocabulary(dataclasses.replace(data, tokenizer="bpe"))
+
+
+def test_the_text_in_one_line(cache, tmp_path):
+    tmp_path /= "texts"  # the cache is beside it
+    tmp_path.mkdir()
+    (tmp_path / "a.txt").write_text("a b c a\n" * 30 + "a\n")
+    (tmp_path / "copy.txt").write_text("a b c a\n" * 30 + "a\n")
+    (tmp_path / "held.txt").write_text("a new\n" * 10)
+    (tmp_path / ".hidden").touch()
+    data = dataclasses.replace(
+        DATA, paths=(str(tmp_path),), heldout_paths=(str(tmp_path / "held.txt"),), tokenizer="words", vocab_size=4
+    )
+    assert told(open_corpus(data).about) == (
+        "text: 2 files, 152 tokens trained on, 30 held out (16.48%), of them 19.74% and 33.33% <unk>, "
+        "0 of 4 rows never seen, 1 duplicates dropped, left out: 1 hidden"
+    )
+    data = dataclasses.replace(data, tokenizer="bytes", vocab_size=256)
+    assert "251 of 256 rows never seen" in told(open_corpus(data).about)

@@ -7,7 +7,7 @@ import pytest
 
 from configs import toy
 from tied_lm.config import ConfigError, build_run
-from tied_lm.corpus import open_corpus
+from tied_lm.corpus import open_corpus, whole_vocabulary
 
 DATA = dataclasses.replace(
     build_run(toy.get_config().to_dict()).data, source="text", tokenizer="ids", vocab_size=1000, heldout_fraction=0.25
@@ -69,18 +69,21 @@ def test_ids_beyond_the_vocabulary_are_refused(tmp_path):
     np.save(tmp_path / "x.npy", np.append(ids(999), 70_000))
     path = str(tmp_path / "x.npy")
     assert refusal(path, vocab_size=50_257) == (
-        f"data.vocab_size = 50257 is not possible; allowed: above 70,000, which is an id in {path}"
+        f"data.vocab_size = 50257 is not possible; allowed: above 70,000, which is id number 999 (from 0) in {path}"
     )
     assert corpus(path, vocab_size=70_001).train.size == 750
     np.save(path, np.append(ids(999), -1))
-    assert refusal(path) == f"data.paths = {path!r} is not possible; allowed: ids of 0 or more; it holds -1"
+    assert (
+        refusal(path)
+        == f"data.paths = {path!r} is not possible; allowed: ids of 0 or more; it holds -1 as number 999 (from 0)"
+    )
 
 
 def test_every_id_of_a_large_file_is_looked_at(tmp_path):
     many = np.zeros(3_000_000, np.uint16)
     many[2_500_000] = 1000
     many.tofile(tmp_path / "x.bin")
-    assert "above 1,000, which is an id in" in refusal(tmp_path / "x.bin")
+    assert "above 1,000, which is id number 2,500,000 (from 0) in" in refusal(tmp_path / "x.bin")
 
 
 def test_broken_files_are_refused(tmp_path):
@@ -127,3 +130,69 @@ def test_ids_beyond_the_type_of_the_file_are_refused(tmp_path):
         "uint32: ids up to data.vocab_size - 1 = 69,999 are beyond uint16"
     )
     assert corpus(str(path), vocab_size=65_536).train.size == 300
+
+
+@pytest.mark.parametrize(
+    ("written", "read", "vocab_size"),
+    [
+        ("uint32", "uint16", 1000),
+        ("int64", "uint16", 1000),
+        ("uint32", "uint16", 60_000),
+        ("int64", "uint16", 60_000),
+        ("int64", "uint32", 1000),
+        ("int64", "uint32", 128_000),
+        ("uint16", "uint32", 60_000),
+        ("uint16", "int64", 60_000),
+        ("uint32", "int64", 128_000),
+    ],
+)
+def test_ids_of_another_type_are_noticed(tmp_path, written, read, vocab_size):
+    path = tmp_path / "x.bin"
+    np.random.default_rng(0).integers(0, vocab_size, 4000).astype(written).tofile(path)
+    message = refusal(path, bin_dtype=read, vocab_size=min(vocab_size, 65_536))
+    if (written, read) == ("uint32", "int64"):
+        written = "uint16"  # which of the two it is cannot be told so
+    assert message.startswith(f"data.bin_dtype = {read!r} is not possible; allowed: ")
+    if written != "uint16":
+        assert f"{written}, of which the ids in {path} look to be" in message
+
+
+def test_types_of_ids_are_taken_as_said_otherwise(tmp_path):
+    for name, values in {
+        "small": ids(80) % 16,
+        "zeros": np.zeros(100),
+        "all": ids(4000),
+        "few": ids(4000) % 256,
+    }.items():
+        for dtype in ("uint16", "uint32", "int64"):
+            path = tmp_path / f"{name}{dtype}.bin"
+            values.astype(dtype).tofile(path)
+            assert corpus(path, bin_dtype=dtype).train.size == values.size * 3 // 4
+
+
+@pytest.mark.parametrize(
+    ("magic", "version", "dtype"), [(20240520, 1, "uint16"), (20240801, 7, "uint32")], ids=["gpt-2", "llama-3"]
+)
+def test_headers_of_llm_c_are_skipped(tmp_path, magic, version, dtype):
+    header = np.zeros(256, "<i4")
+    header[:3] = magic, version, 4000
+    path = tmp_path / "x.bin"
+    path.write_bytes(header.tobytes() + ids(4000).astype(dtype).tobytes())
+    c = corpus(path)
+    np.testing.assert_array_equal(c.train.read(0, 3000), ids(4000)[:3000])
+    np.testing.assert_array_equal(c.heldout.read(0, 1000), ids(4000)[3000:])
+    path.write_bytes(path.read_bytes()[:-2])
+    assert "its header tells of 4,000 ids, and there are" in refusal(path)
+
+
+def test_other_headers_are_refused_by_name(tmp_path):
+    header = np.zeros(256, "<i4")
+    header[:2] = 20240326, 3
+    path = tmp_path / "x.bin"
+    path.write_bytes(header.tobytes() + b"\0" * 4000)
+    assert "this header is 20240326 version 3" in refusal(path)
+
+
+def test_all_ids_have_a_row(tmp_path):
+    np.save(tmp_path / "x.npy", np.append(ids(999), 70_000))
+    assert whole_vocabulary(dataclasses.replace(DATA, vocab_size=0, paths=(str(tmp_path / "x.npy"),))) == 70_001

@@ -14,13 +14,17 @@ from tied_lm.text import Document, break_of, read_split
 DATA = dataclasses.replace(build_run(toy.get_config().to_dict()).data, source="text")
 
 
+def letter(i):
+    return bytes([ord("A") + i])
+
+
 @pytest.fixture
 def library(tmp_path):
-    """Twenty files of 100 bytes in two folders; byte i is all that file i holds."""
+    """Twenty files of 100 bytes in two folders; the letter of number i is all that file i holds."""
     for i in range(20):
         folder = tmp_path / ("a" if i < 10 else "b/c")
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{i:02}.{'txt' if i % 2 else 'md'}").write_bytes(bytes([i]) * 100)
+        (folder / f"{i:02}.{'txt' if i % 2 else 'md'}").write_bytes(letter(i) * 100)
     return tmp_path
 
 
@@ -49,11 +53,11 @@ def files_of(documents):
     """Which files of the library a part holds, in their order; each must be whole."""
     part = np.frombuffer(text_of(documents), np.uint8)
     assert (np.reshape(part, (-1, 100)) == part[::100, None]).all()
-    return part[::100].tolist()
+    return (part[::100] - ord("A")).tolist()
 
 
 def all_files(*paths):
-    split = read(*paths)
+    split = read(*paths, fraction=0.2)
     return sorted(files_of(split.train) + files_of(split.heldout))
 
 
@@ -65,7 +69,7 @@ def refusal(*paths, **fields):
     return message
 
 
-@pytest.mark.parametrize(("fraction", "heldout"), [(0.01, 1), (0.06, 2), (0.1, 2), (0.5, 10), (0.999, 19)])
+@pytest.mark.parametrize(("fraction", "heldout"), [(0.05, 1), (0.104, 2), (0.096, 2), (0.1, 2), (0.5, 10)])
 def test_whole_files_are_held_out(library, fraction, heldout):
     split = read(library, fraction=fraction)
     train_files, heldout_files = files_of(split.train), files_of(split.heldout)
@@ -102,24 +106,36 @@ def test_a_file_whose_name_looks_like_a_glob(tmp_path):
 
 def test_copies_are_dropped(library):
     for i in range(20):
-        (library / f"copy{i}").write_bytes(bytes([i]) * 100)
+        (library / f"copy{i}").write_bytes(letter(i) * 100)
     (library / "empty").touch()
     assert all_files(library, library / "a") == list(range(20))
+    split = read(library, library / "a")
+    assert (split.files, split.duplicates, split.left_out) == (20, 20, {})
 
 
 def test_a_single_file_is_cut_and_its_end_held_out(tmp_path):
-    (tmp_path / "one").write_bytes(bytes(range(100)))
-    (tmp_path / "copy").write_bytes(bytes(range(100)))
+    (tmp_path / "one").write_bytes(bytes(range(100, 200)))
+    (tmp_path / "copy").write_bytes(bytes(range(100, 200)))
     split = read(tmp_path, fraction=0.25)
-    assert text_of(split.train) == bytes(range(75))
-    assert text_of(split.heldout) == bytes(range(75, 100))
+    assert text_of(split.train) == bytes(range(100, 175))
+    assert text_of(split.heldout) == bytes(range(175, 200))
+    assert (split.files, split.duplicates) == (1, 1)
 
 
-def test_words_and_pieces_are_cut_behind_a_line(tmp_path):
-    (tmp_path / "one").write_bytes(b"one two three\nfour five\nsix seven\n")
+def test_a_text_is_cut_behind_the_nearest_line_end_else_at_a_token(tmp_path):
+    lines = b"one two three\n" * 30
+    (tmp_path / "one").write_bytes(lines)
+    for tokenizer in ("bytes", "words", "bpe"):
+        # 126 of 420 bytes are nine lines; two bytes more or less, too.
+        for fraction in (0.3, 0.295, 0.305):
+            split = read(tmp_path / "one", fraction=fraction, tokenizer=tokenizer)
+            assert (text_of(split.train), text_of(split.heldout)) == (lines[:-126], lines[-126:])
+    words = b"one two three " * 30
+    (tmp_path / "one").write_bytes(words)
     for tokenizer in ("words", "bpe"):
-        split = read(tmp_path / "one", fraction=0.4, tokenizer=tokenizer)
-        assert (text_of(split.train), text_of(split.heldout)) == (b"one two three\n", b"four five\nsix seven\n")
+        heldout = text_of(read(tmp_path / "one", fraction=0.3, tokenizer=tokenizer).heldout)
+        assert heldout == words[-127:]
+    assert text_of(read(tmp_path / "one", fraction=0.3).heldout) == words[-126:]
     (tmp_path / "one").write_bytes("éééé".encode())
     split = read(tmp_path / "one", fraction=0.4, tokenizer="bpe")
     assert text_of(split.train).decode() + text_of(split.heldout).decode() == "éééé"
@@ -130,7 +146,7 @@ def test_the_default_is_the_text_of_python():
     split = read()
     train, heldout = text_of(split.train), text_of(split.heldout)
     assert len(train) + len(heldout) > 5_000_000
-    assert 0.1 <= len(heldout) / (len(train) + len(heldout)) < 0.12
+    assert 0.09 <= len(heldout) / (len(train) + len(heldout)) <= 0.11
     both = train + b"\n" + heldout
     assert b"class OrderedDict" in both  # the standard library
     assert b"class TestCase(" in both

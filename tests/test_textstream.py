@@ -264,7 +264,7 @@ def test_text_shorter_than_one_sequence_is_refused(tmp_path):
     message = refusal(tmp_path / "one", heldout_fraction=0.9)
     assert "training part has data.length + 1 = 9 tokens; it has 2" in message
     (tmp_path / "one").write_bytes(b"x")
-    assert "training part has data.length + 1 = 9 tokens; it has 0" in refusal(tmp_path / "one")
+    assert "training part has data.length + 1 = 9 tokens; it has 1" in refusal(tmp_path / "one")
     (tmp_path / "one").write_bytes(b"x" * 32)
     message = refusal(tmp_path / "one", heldout_fraction=0.5, order="contiguous")
     assert "held-out part has 2 * data.length + 1 = 17 tokens; it has 16" in message

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from tied_lm import bands, folder, resources
-from tied_lm.caveats import caveats
 from tied_lm.checkpoint import METRIC
 from tied_lm.config import (
     VERSION,
@@ -28,11 +27,10 @@ from tied_lm.config import (
 )
 from tied_lm.loop import Diverged, train_run
 from tied_lm.matching import match
-from tied_lm.optimizer import highest_rate
 from tied_lm.report import REPORT, write_report
 from tied_lm.runs import Run, open_run
 from tied_lm.statistics import paired_difference, summarize
-from tied_lm.streams import Stream
+from tied_lm.streams import Stream, with_vocabulary
 from tied_lm.train import Trainer, build_model, build_stream
 
 SUMMARY = "summary.json"
@@ -112,10 +110,16 @@ class Plan:
         Raises:
             ConfigError: of `build_comparison`, `match` and `build_arms`.
         """
+        values = with_vocabulary(values)
         comparison, matched = match(build_comparison(values))
         arms = build_arms(comparison, streams)
         resolved = comparison_values(values, comparison) | arms[comparison.baseline].stream.content
         return cls(comparison, arms, matched, resolved)
+
+    @property
+    def about(self) -> dict[str, Any] | None:
+        """How the text is split, if there is one."""
+        return self.arms[self.comparison.baseline].stream.about
 
     def updates(self) -> list[tuple[str, int]]:
         """Arm and number of updates of each run, in their order."""
@@ -249,7 +253,7 @@ def summarize_comparison(plan: Plan, place: Path) -> dict[str, Any]:
     """
     comparison, arms, diverged = plan.comparison, plan.arms, read_diverged(place)
     baseline = arms[comparison.baseline]
-    summary: dict[str, Any] = {"entropy": baseline.stream.entropy, "arms": {}}
+    summary: dict[str, Any] = {"entropy": baseline.stream.entropy, "text": plan.about, "arms": {}}
     for name, arm in arms.items():
         if name in diverged:
             continue
@@ -274,9 +278,7 @@ def summarize_comparison(plan: Plan, place: Path) -> dict[str, Any]:
             "split": split,
             "bands": _bands(arm, runs),
             "optimizer": dataclasses.asdict(arm.config.optimizer),
-            "highest_rate": highest_rate(arm.config.optimizer, arm.config.train.steps),
             "steps": arm.config.train.steps,
-            "caveats": caveats(name, runs, arm.stream.frequencies, arm.stream.entropy, arm.trainer.stateful),
         }
     losses = {name: arm["eval_loss"]["per_seed"] for name, arm in summary["arms"].items()}
     differences = {

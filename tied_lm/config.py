@@ -1,11 +1,13 @@
 """The config as frozen dataclasses, built once at the boundary and checked there."""
 
+import contextlib
 import copy
 import dataclasses
 import functools
 import hashlib
 import json
 import math
+import os
 import re
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -54,6 +56,7 @@ def one_of(*names: str) -> Allowed:
 
 positive = Allowed("above 0", lambda x: x > 0)
 not_negative = Allowed("0 or more", lambda x: x >= 0)
+rows = Allowed("at least 2 (0 is for all that a text has)", lambda x: x >= 2 or x == 0)
 fraction = Allowed("0 to 1", lambda x: 0 <= x <= 1)
 open_fraction = Allowed("between 0 and 1, both excluded", lambda x: 0 < x < 1)
 below_one = Allowed("0 or more, below 1 (as float32)", lambda x: 0 <= x < 1 - 2**-25)
@@ -113,7 +116,7 @@ class Model:
 class Data:
     source: str
     seed: Annotated[int, seed32]
-    vocab_size: Annotated[int, at_least(2), countable]
+    vocab_size: Annotated[int, rows, countable]
     batch_size: Annotated[int, at_least(1), countable]
     length: Annotated[int, at_least(1), countable]
     eval_tokens: Annotated[int, at_least(1), countable]
@@ -122,7 +125,7 @@ class Data:
     zipf_exponent: Annotated[float, not_negative, at_most(10)]
     tokenizer: str
     min_count: Annotated[int, at_least(1), countable]
-    bin_dtype: Annotated[str, one_of("uint16", "uint32")]
+    bin_dtype: Annotated[str, one_of("uint16", "uint32", "int64")]
     paths: tuple[str, ...]
     heldout_paths: tuple[str, ...]
     heldout_fraction: Annotated[float, open_fraction]
@@ -181,6 +184,9 @@ class Config:
     def __post_init__(self) -> None:
         if len(self.log.tokens) > MOST_TOKENS or len(set(self.log.tokens)) < len(self.log.tokens):
             raise ConfigError("log.tokens", self.log.tokens, f"at most {MOST_TOKENS} ids, each once")
+        if not self.data.vocab_size:
+            allowed = "at least 2; 0, for all that a text has, is resolved by experiments.train, compare and sweep"
+            raise ConfigError("data.vocab_size", 0, allowed + ", with data.source = 'text'")
         for token in self.log.tokens:
             if not 0 <= token < self.data.vocab_size:
                 raise ConfigError(
@@ -364,10 +370,18 @@ def _parse(text: str, kind: Any, field: str) -> Any:
             raise ConfigError(field, text, "true | false")
         return text.lower() == "true"
     if typing.get_origin(kind) is tuple:
+        item = typing.get_args(kind)[0]
+        if item is str and os.path.lexists(os.path.expanduser(text)):
+            return (text,)  # the name of a file may hold commas
         brackets = text[:1] + text[-1:]
+        if item is str and brackets == "[]":
+            with contextlib.suppress(ValueError, RecursionError):  # names without quotes are no JSON
+                listed = json.loads(text)
+                if all(isinstance(name, str) for name in listed):
+                    return tuple(listed)
         inner = text[1:-1] if brackets in ("()", "[]") else text
-        items = [item.strip() for item in inner.split(",") if item.strip()]
-        return tuple(_parse(item, typing.get_args(kind)[0], field) for item in items)
+        items = [one.strip() for one in inner.split(",") if one.strip()]
+        return tuple(_parse(one, item, field) for one in items)
     if kind is str:
         return text
     words = "a whole number" if kind is int else "a number"
@@ -418,6 +432,12 @@ def _check_schedule(config: Config) -> None:
             optimizer.warmup_steps,
             f"at most train.steps - {words} = {steps - rest}, so that the rate is reached",
         )
+
+
+def read_data(values: Mapping[str, Any]) -> Data:
+    """The group `data` of nested values, whose vocabulary may still be 0."""
+    data = resolved(values).get("data")
+    return _build(Data, data, "data.")
 
 
 def read_run(values: Mapping[str, Any]) -> Config:

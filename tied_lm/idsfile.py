@@ -7,6 +7,12 @@ import numpy as np
 from tied_lm.config import ConfigError
 
 SUFFIXES = (".bin", ".npy")
+HEADER = 1024  # bytes: 256 numbers of 32 bits, of which the first three are a magic number, a version and a count
+# Of llm.c and the nanoGPT speedruns (dev/data/data_common.py of llm.c), with the version and the type of the ids.
+HEADERS = {20240520: (1, "uint16"), 20240801: (7, "uint32")}
+MAGICS = range(20230101, 20300000)  # dates, as these magic numbers are
+SAMPLE = 2**16  # bytes, at the beginning and in the middle, by which the type of bare ids is told
+LARGEST_VOCABULARY = 2**24  # that is thought possible
 
 
 def layout(field: str, path: Path, size: int, bin_dtype: str, vocab_size: int) -> tuple[np.dtype, int]:
@@ -21,8 +27,8 @@ def layout(field: str, path: Path, size: int, bin_dtype: str, vocab_size: int) -
     """
     name = str(path)
     if path.suffix == ".bin":
-        dtype, start = np.dtype(bin_dtype).newbyteorder("<"), 0
-        if vocab_size - 1 > np.iinfo(dtype).max:
+        dtype, start = _bare(field, path, size, bin_dtype)
+        if start == 0 and vocab_size - 1 > np.iinfo(dtype).max:
             allowed = f"uint32: ids up to data.vocab_size - 1 = {vocab_size - 1:,} are beyond {bin_dtype}"
             raise ConfigError("data.bin_dtype", bin_dtype, allowed)
     elif path.suffix == ".npy":
@@ -43,3 +49,48 @@ def layout(field: str, path: Path, size: int, bin_dtype: str, vocab_size: int) -
             f"whole ids of {dtype.itemsize} bytes ({dtype.name}); the file has {size - start} bytes of them",
         )
     return dtype, start
+
+
+def _bare(field: str, path: Path, size: int, bin_dtype: str) -> tuple[np.dtype, int]:
+    """Type and beginning of the ids in a .bin file: those of its header, if it has one, or what the config says."""
+    with path.open("rb") as file:
+        beginning = file.read(max(HEADER, SAMPLE))
+        file.seek(size // 2 // 8 * 8)
+        middle = file.read(SAMPLE) if size > len(beginning) else b""
+    magic, version, count = np.frombuffer(beginning[:12].ljust(12, b"\0"), "<i4").tolist()
+    if magic in MAGICS and 0 <= version < 100 and size >= HEADER:
+        if magic not in HEADERS or version != HEADERS[magic][0]:
+            known = " and ".join(f"{number} version {header[0]}" for number, header in HEADERS.items())
+            told = f"ids, bare or with a header of llm.c ({known}); this header is {magic} version {version}"
+            raise ConfigError(field, str(path), told)
+        dtype = np.dtype(HEADERS[magic][1]).newbyteorder("<")
+        if size - HEADER != count * dtype.itemsize:
+            told = f"whole files; its header tells of {count:,} ids, and there are {(size - HEADER) / dtype.itemsize:,}"
+            raise ConfigError(field, str(path), told)
+        return dtype, HEADER
+    likely = _likely_type(beginning[: len(beginning) // 8 * 8] + middle[: len(middle) // 8 * 8], bin_dtype)
+    if likely != bin_dtype:
+        raise ConfigError("data.bin_dtype", bin_dtype, f"{likely}, of which the ids in {path} look to be")
+    return np.dtype(bin_dtype).newbyteorder("<"), 0
+
+
+def _likely_type(sample: bytes, bin_dtype: str) -> str:
+    """The type of which bare ids seem to be. Ids of more bytes than they need have zeros at the same places."""
+    quarters = np.frombuffer(sample, "<u2").reshape(-1, 4)
+    if len(quarters) < 4:
+        return bin_dtype
+
+    def high(low: np.ndarray, rest: np.ndarray) -> bool:
+        """Whether these are the high parts of ids, which are 0 or few next to the low ones."""
+        few = rest.max() <= 15 and low.max() >= 1024 and low.size >= 256
+        return bool(np.mean(low != 0) > 0.5 and (not rest.any() or few))
+
+    if not quarters[:, 2:].any() and high(quarters[:, 0], quarters[:, 1]):
+        return "int64"
+    halves = quarters.reshape(-1, 2)
+    if high(halves[:, 0], halves[:, 1]):
+        return "uint32"
+    # Read as more bytes than they have, ids are beyond any vocabulary.
+    if np.mean(np.frombuffer(sample, np.dtype(bin_dtype).newbyteorder("<")).astype("<u8") >= LARGEST_VOCABULARY) > 0.5:
+        return "uint16"
+    return bin_dtype

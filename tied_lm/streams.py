@@ -1,9 +1,10 @@
 """Where tokens come from. A stream is a pure function: a batch depends on the seed and the step alone."""
 
+import copy
 import dataclasses
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import flax.struct
@@ -13,7 +14,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from tied_lm.batches import Batch
-from tied_lm.config import ConfigError, Data
+from tied_lm.config import ConfigError, Data, put, read_data
+from tied_lm.corpus import whole_vocabulary
 from tied_lm.textstream import HeldoutWindows, TextStream, Windows
 from tied_lm.tokenizers import read_ids
 
@@ -161,9 +163,29 @@ class ToyStream:
         """What the config does not say of the tokens; goes into config.json."""
         return {}
 
+    @property
+    def about(self) -> None:
+        """There is no text."""
+        return
+
 
 Stream = ToyStream | TextStream
 Ahead = ToyStream | Windows
 Heldout = ToyStream | HeldoutWindows
+
+
+def with_vocabulary(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Nested values in which a `data.vocab_size` of 0 has become the number of rows that the text has.
+
+    Raises:
+        ConfigError: the text cannot be had, or has no such number.
+    """
+    data = read_data(values)
+    if data.vocab_size or data.source != "text":
+        return values
+    own = copy.deepcopy(dict(values))
+    put(own, "data.vocab_size", whole_vocabulary(data))
+    return own
+
 
 STREAMS: dict[str, type[ToyStream] | type[TextStream]] = {"toy": ToyStream, "text": TextStream}

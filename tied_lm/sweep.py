@@ -16,7 +16,7 @@ from tied_lm import comparison as c
 from tied_lm import folder
 from tied_lm.config import ConfigError, Data, build_comparison, flatten, override, put, resolved
 from tied_lm.statistics import choose_left_out, paired_difference, summarize
-from tied_lm.streams import Stream
+from tied_lm.streams import Stream, with_vocabulary
 
 SWEEP = "sweep.json"
 RESULTS = "results.json"
@@ -112,6 +112,7 @@ def read_grid(values: Mapping[str, Any], texts: Sequence[str]) -> dict[str, list
 def resolved_values(values: Mapping[str, Any], grid: Mapping[str, list[Any]]) -> dict[str, Any]:
     """The content of sweep.json: the resolved base config and the grid."""
     plain = json.loads(json.dumps(dict(grid)))  # lists for tuples, as they are read back
+    values = with_vocabulary(values)
     return c.comparison_values(values, build_comparison(values)) | {"grid": plain}
 
 

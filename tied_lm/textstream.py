@@ -217,3 +217,8 @@ class TextStream:
     def content(self) -> dict[str, Any]:
         """Sizes and hashes of the text and of the tokenizer; they go into config.json, since the files may change."""
         return self.corpus.content
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """How the text is split; goes into summary.json, and `text.told` puts it in words."""
+        return self.corpus.about

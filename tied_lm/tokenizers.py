@@ -24,13 +24,14 @@ class Tokenizer(abc.ABC):
     """What the tokenizers share: a vocabulary of V rows, whose first ids are all in use."""
 
     perplexity: ClassVar[bool] = True  # whether it means something for these tokens
+    unknown: ClassVar[int | None] = None  # the row of what has no row
 
     def __init__(self, vocab_size: int):
         self.vocab_size = vocab_size
 
     @classmethod
     def build(cls, documents: Sequence[Document], data: Data) -> Self:
-        """One made for the training documents.
+        """One made for the training documents. A `data.vocab_size` of 0 stands for all that they have.
 
         Raises:
             ConfigError: they have no such vocabulary.
@@ -79,6 +80,10 @@ class Bytes(Tokenizer):
 
     perplexity = False
 
+    @classmethod
+    def build(cls, documents: Sequence[Document], data: Data) -> Self:
+        return cls(data.vocab_size or 256)
+
     def encode_document(self, document: Document) -> Iterator[Int[np.ndarray, "N"]]:
         for _, block in document.blocks():
             yield np.frombuffer(block, np.uint8)
@@ -107,6 +112,8 @@ class Words(Tokenizer):
     points.
     """
 
+    unknown = 0
+
     def __init__(self, words: Sequence[str]):
         super().__init__(len(words))
         self.words = list(words)
@@ -127,7 +134,7 @@ class Words(Tokenizer):
                 f"{UNKNOWN} and {END}",
             )
         kept.sort(key=lambda word: (-counts[word], word))
-        return cls([UNKNOWN, END, *kept[: data.vocab_size - 2]])
+        return cls([UNKNOWN, END, *(kept[: data.vocab_size - 2] if data.vocab_size else kept)])
 
     @classmethod
     def load(cls, model: bytes, vocab_size: int) -> Self:
@@ -168,6 +175,7 @@ class Bpe(Tokenizer):
     space) is encoded as bytes.
     """
 
+    unknown = 0
     TRAINING_BYTES: ClassVar[int] = 2**25  # of longer texts, blocks at even distances
     COVERAGES: ClassVar[tuple[float, ...]] = (0.9995, 0.99, 0.98)  # 0.98 is the lowest that sentencepiece takes
     CHARACTERS: ClassVar[int] = 4096  # of a line that are trained on as one
@@ -180,6 +188,12 @@ class Bpe(Tokenizer):
 
     @classmethod
     def build(cls, documents: Sequence[Document], data: Data) -> Self:
+        if not data.vocab_size:
+            raise ConfigError(
+                "data.vocab_size",
+                0,
+                "at least 2 with data.tokenizer = 'bpe', which could join pieces up to whole lines",
+            )
         message = ""
         # A small vocabulary has no room for all characters; those that it lacks are bytes.
         for coverage in cls.COVERAGES:
@@ -308,7 +322,7 @@ def _decoded(document: Document, tokenizer: str, *size: int) -> Iterator[str]:
             yield block.decode()
         except UnicodeDecodeError as error:
             allowed = f"UTF-8 text with data.tokenizer = {tokenizer!r}; byte {offset + error.start:,} is none"
-            raise ConfigError("data.paths", document.name, allowed) from None
+            raise ConfigError(document.field, document.name, allowed) from None
 
 
 TOKENIZERS: dict[str, type[Tokenizer]] = {"bytes": Bytes, "words": Words, "bpe": Bpe, "ids": Ids}

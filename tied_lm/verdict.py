@@ -4,6 +4,8 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
+from tied_lm.text import told
+
 
 def with_interval(values: Mapping[str, Any] | None, sign: str = "", digits: int = 4) -> str:
     """`mean [low, high]`, or the mean alone where there is no interval, or `-` where nothing is defined."""
@@ -89,14 +91,13 @@ def _matches(summary: Mapping[str, Any]) -> list[str]:
 
 def _conditions(summary: Mapping[str, Any]) -> str:
     """What it all holds for."""
-    optimizers = set()
-    for arm in summary["arms"].values():
-        o = arm["optimizer"]
-        rate = arm.get("highest_rate", o["learning_rate"])  # older summaries do not have it
-        ratio = o["vocab_learning_rate"] / o["learning_rate"]
-        vocabulary = f" ({ratio * rate:g} for the vocabulary)" if ratio else ""
-        updates = f"{arm['steps']:,} updates"
-        optimizers.add(f"{o['name']}, {o['schedule']} learning rate up to {rate:g}{vocabulary}, {updates}")
+    optimizers = {
+        f"{o['name']}, {o['schedule']} learning rate up to {o['learning_rate']:g}"
+        + (f" ({o['vocab_learning_rate']:g} for the vocabulary)" if o["vocab_learning_rate"] else "")
+        + f", {arm['steps']:,} updates"
+        for arm in summary["arms"].values()
+        for o in [arm["optimizer"]]
+    }
     seeds = summary["seeds"]
     count = f"{len(seeds)} seeds" if len(seeds) > 1 else "1 seed"
     return (
@@ -104,6 +105,11 @@ def _conditions(summary: Mapping[str, Any]) -> str:
         f"last step. The arms differ in {', '.join(summary['arms_differ_in']) or 'nothing'}. Other rates may rank "
         "the arms otherwise."
     )
+
+
+def _text(summary: Mapping[str, Any]) -> list[str]:
+    """What text it was; the summaries of older folders do not say."""
+    return [f"The {told(summary['text'])}."] if summary.get("text") else []
 
 
 def _band_table(summary: Mapping[str, Any], name: str) -> str:
@@ -148,10 +154,13 @@ def conclusions(summary: Mapping[str, Any]) -> list[str]:
     sentences = [*(_conclusion(summary, name) for name in summary["differences"]), *_divergences(summary)]
     if not summary["arms"]:
         return sentences
-    # The summaries of older folders have no caveats.
-    warnings = [sentence for arm in summary["arms"].values() for sentence in arm.get("caveats", [])]
-    entropy = filter(None, [_against_entropy(summary)])
-    return [*sentences, *_matches(summary), *entropy, *warnings, _conditions(summary)]
+    return [
+        *sentences,
+        *_matches(summary),
+        *filter(None, [_against_entropy(summary)]),
+        _conditions(summary),
+        *_text(summary),
+    ]
 
 
 def arm_table(summary: Mapping[str, Any]) -> list[list[str]]:
