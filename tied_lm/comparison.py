@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tied_lm import bands, folder, resources
+from tied_lm.caveats import caveats
 from tied_lm.checkpoint import METRIC
 from tied_lm.config import (
     VERSION,
@@ -27,6 +28,7 @@ from tied_lm.config import (
 )
 from tied_lm.loop import Diverged, train_run
 from tied_lm.matching import match
+from tied_lm.optimizer import highest_rate
 from tied_lm.report import REPORT, write_report
 from tied_lm.runs import Run, open_run
 from tied_lm.statistics import paired_difference, summarize
@@ -278,7 +280,9 @@ def summarize_comparison(plan: Plan, place: Path) -> dict[str, Any]:
             "split": split,
             "bands": _bands(arm, runs),
             "optimizer": dataclasses.asdict(arm.config.optimizer),
+            "highest_rate": highest_rate(arm.config.optimizer, arm.config.train.steps),
             "steps": arm.config.train.steps,
+            "caveats": caveats(name, runs, arm.stream.frequencies, arm.stream.entropy, arm.trainer.stateful),
         }
     losses = {name: arm["eval_loss"]["per_seed"] for name, arm in summary["arms"].items()}
     differences = {

@@ -76,7 +76,9 @@ def learning_rate(optimizer: config.Optimizer, steps: int) -> optax.Schedule:
 
 def highest_rate(optimizer: config.Optimizer, steps: int) -> float:
     """The highest rate that any of the run's updates has."""
-    return float(jnp.max(jax.vmap(learning_rate(optimizer, steps))(jnp.arange(steps))))
+    rate, last = learning_rate(optimizer, steps), steps - 1
+    # It rises to the end of the warm-up, and never again.
+    return max(float(rate(jnp.asarray(step))) for step in {min(optimizer.warmup_steps, last), last})
 
 
 def build(

@@ -91,13 +91,14 @@ def _matches(summary: Mapping[str, Any]) -> list[str]:
 
 def _conditions(summary: Mapping[str, Any]) -> str:
     """What it all holds for."""
-    optimizers = {
-        f"{o['name']}, {o['schedule']} learning rate up to {o['learning_rate']:g}"
-        + (f" ({o['vocab_learning_rate']:g} for the vocabulary)" if o["vocab_learning_rate"] else "")
-        + f", {arm['steps']:,} updates"
-        for arm in summary["arms"].values()
-        for o in [arm["optimizer"]]
-    }
+    optimizers = set()
+    for arm in summary["arms"].values():
+        o = arm["optimizer"]
+        rate = arm.get("highest_rate", o["learning_rate"])  # older summaries do not have it
+        ratio = o["vocab_learning_rate"] / o["learning_rate"]
+        vocabulary = f" ({ratio * rate:g} for the vocabulary)" if ratio else ""
+        updates = f"{arm['steps']:,} updates"
+        optimizers.add(f"{o['name']}, {o['schedule']} learning rate up to {rate:g}{vocabulary}, {updates}")
     seeds = summary["seeds"]
     count = f"{len(seeds)} seeds" if len(seeds) > 1 else "1 seed"
     return (
@@ -154,13 +155,10 @@ def conclusions(summary: Mapping[str, Any]) -> list[str]:
     sentences = [*(_conclusion(summary, name) for name in summary["differences"]), *_divergences(summary)]
     if not summary["arms"]:
         return sentences
-    return [
-        *sentences,
-        *_matches(summary),
-        *filter(None, [_against_entropy(summary)]),
-        _conditions(summary),
-        *_text(summary),
-    ]
+    # The summaries of older folders have no caveats.
+    warnings = [sentence for arm in summary["arms"].values() for sentence in arm.get("caveats", [])]
+    entropy = filter(None, [_against_entropy(summary)])
+    return [*sentences, *_matches(summary), *entropy, *warnings, _conditions(summary), *_text(summary)]
 
 
 def arm_table(summary: Mapping[str, Any]) -> list[list[str]]:
