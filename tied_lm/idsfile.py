@@ -91,6 +91,9 @@ def _likely_type(sample: bytes, bin_dtype: str) -> str:
     if high(halves[:, 0], halves[:, 1]):
         return "uint32"
     # Read as more bytes than they have, ids are beyond any vocabulary.
-    if np.mean(np.frombuffer(sample, np.dtype(bin_dtype).newbyteorder("<")).astype("<u8") >= LARGEST_VOCABULARY) > 0.5:
-        return "uint16"
+    narrower = ("int64", "uint32", "uint16")
+    for name in narrower[narrower.index(bin_dtype) :]:
+        ids = np.frombuffer(sample, np.dtype(name).newbyteorder("<")).astype("<u8")
+        if np.mean(ids >= LARGEST_VOCABULARY) <= 0.5:
+            return name
     return bin_dtype
