@@ -27,7 +27,9 @@ def run(request, tmp_path_factory):
 
 def expected_scalars(tied):
     """Steps by tag, as the documentation names them."""
-    tags = dict.fromkeys(["loss/eval", "loss/excess", *(f"band/{b}/loss" for b in BANDS)], tiny.EVALUATION_STEPS)
+    tags = dict.fromkeys(
+        ["loss/eval", "loss/excess", "loss/law", *(f"band/{b}/loss" for b in BANDS)], tiny.EVALUATION_STEPS
+    )
     tags |= dict.fromkeys(["loss/train", "optimizer/clipped"], tiny.SCALAR_STEPS[1:])
     tags["time/seconds"] = tiny.SCALAR_STEPS
     tags["time/ms_per_update"] = tiny.SCALAR_STEPS[1:]

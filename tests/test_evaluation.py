@@ -23,7 +23,10 @@ def per_sequence(config, params, sequences):
     W = np.asarray(params["embedding"], np.float64)
     logp = log_softmax(W[inputs] @ W.T, axis=-1)
     nll = -np.take_along_axis(logp, targets[..., None], axis=-1)[..., 0]
-    return nll, nll + np.asarray(stream.log_likelihood(inputs, targets)), targets
+    V = W.shape[0]
+    pairs = np.repeat(np.arange(V), V), np.tile(np.arange(V), V)
+    log_law = np.asarray(stream.log_likelihood(*pairs), np.float64).reshape(V, V)[inputs]
+    return nll, np.sum(np.exp(log_law) * (log_law - logp), axis=-1), targets
 
 
 def t_interval(values):

@@ -28,7 +28,7 @@ def open_journal(tmp_path):
     def open_at(first_step=0, model=TiedEmbedding, untied_from=None, tokens=()):
         config = {"log": {"tokens": list(tokens)}}
         where = (tmp_path, first_step, config, model(V, 2), untied_from)
-        opened.append(Journal(*where, BANDS, FREQUENCIES, TOKENS))
+        opened.append(Journal(*where, BANDS, FREQUENCIES, TOKENS, np.arange(2)))
         return opened[-1]
 
     yield open_at

@@ -111,6 +111,16 @@ def test_held_out_scalars_are_those_of_their_step(whole):
         result = trainer.evaluate(states[step].params, stream, 23)
         assert run.scalars("loss/eval")[step] == pytest.approx(float(np.sum(result.nll)) / 23, rel=1e-6)
         assert run.scalars("loss/excess")[step] == pytest.approx(float(np.sum(result.excess)) / 23, rel=1e-4)
+        with run.heldout as heldout:
+            assert heldout.step.values.tolist() == tiny.EVALUATION_STEPS
+            at = heldout.sel(step=step)
+            # The programs that train pad and fuse otherwise than a single call.
+            for b in range(5):
+                np.testing.assert_allclose(at[f"nll_{b}"], result.nll[:, b], rtol=1e-5, atol=1e-6)
+                np.testing.assert_array_equal(at[f"tokens_{b}"], result.tokens[:, b])
+            np.testing.assert_allclose(at.excess, result.excess, rtol=1e-4, atol=1e-6)
+            np.testing.assert_allclose(at.law, result.law, rtol=1e-6)
+            assert at.cluster.values.tolist() == [0, 1, 2, 3, 4, 5]  # 23 tokens in sequences of 5, two to a batch
         band = result.nll.sum(axis=0)[0] / result.tokens.sum(axis=0)[0]
         assert run.scalars("band/0/loss")[step] == pytest.approx(float(band), rel=1e-5)
     with run.probe as probe:

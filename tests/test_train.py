@@ -257,8 +257,11 @@ def test_evaluation_is_that_of_its_tokens(tying, tokens):
     bands = np.asarray(trainer.bands)[targets]
     np.testing.assert_array_equal(np.sum(result.tokens, axis=0), np.bincount(bands, minlength=5))
     np.testing.assert_allclose(np.sum(result.nll, axis=0), np.bincount(bands, nll, minlength=5), rtol=1e-5)
-    excess = np.sum(law(directed)[inputs, targets] + nll)
-    assert float(np.sum(result.excess)) == pytest.approx(excess, abs=1e-4)
+    log_law = law(directed)
+    assert float(np.sum(result.law)) == pytest.approx(-np.sum(log_law[inputs, targets]), rel=1e-5)
+    # The divergence in each context is exact, not that of the tokens that happened to follow.
+    excess = np.sum(np.exp(log_law[inputs]) * (log_law[inputs] - log_softmax(logits)))
+    assert float(np.sum(result.excess)) == pytest.approx(excess, rel=1e-4)
 
 
 def test_scarce_text_is_evaluated_as_far_as_it_goes(tmp_path):
@@ -270,6 +273,7 @@ def test_scarce_text_is_evaluated_as_far_as_it_goes(tmp_path):
     heldout_windows = stream.heldout_ahead(30)
     result = trainer.evaluate(params, heldout_windows, 20)
     assert result.excess is None
+    assert result.law is None
     table = np.asarray(params["embedding"], np.float64)
     logp = log_softmax(table[heldout[:-1]] @ table.T)
     assert int(np.sum(result.tokens)) == 20
@@ -294,3 +298,22 @@ def test_an_unknown_name_is_refused(build, field):
     config = tiny.make_config(f"{field}=other")
     with pytest.raises(ConfigError, match=rf"^{field} = 'other' is not possible; allowed: [^\n]*$"):
         build(config)
+
+
+@pytest.mark.parametrize("fields", [("data.vocab_size=22",), ("data.vocab_size=21", "data.zipf_exponent=0.5")])
+@pytest.mark.parametrize("tying", ["untied", "soft_cap"])
+def test_excess_is_the_divergence_from_the_law_in_each_context(tying, fields):
+    # 4 classes of 22 or 21 tokens are of unequal size, so that contexts differ in entropy.
+    config = tiny.make_config(f"model.tying={tying}", "scheme.soft_cap=2", "data.reversibility=0.4", *fields)
+    trainer, rng = tiny.new_trainer(config), np.random.default_rng(0)
+    params = jax.tree.map(lambda x: rng.normal(0, 1, x.shape).astype(np.float32), trainer.init(np.uint32(0)).params)
+    result = trainer.evaluate(params, build_stream(config), 200)
+    inputs, _ = heldout_tokens(config, 200)
+    tables = {name: np.asarray(x, np.float64) for name, x in params.items()}
+    logits = tables["embedding"][inputs] @ tables.get("output", tables["embedding"]).T
+    if tying == "soft_cap":
+        logits = 2 * np.tanh(logits / 2)
+    log_law = law(config)[inputs]
+    divergence = np.sum(np.exp(log_law) * (log_law - log_softmax(logits)), axis=1)
+    np.testing.assert_allclose(np.asarray(result.excess), divergence.reshape(-1, 5).sum(axis=1), rtol=1e-5)
+    assert float(np.min(result.excess)) > 0

@@ -193,7 +193,7 @@ def assert_same_run(a: Path, b: Path, config: Config) -> None:
     """Two finished folders hold the same, bit for bit."""
     assert (a / "config.json").read_bytes() == (b / "config.json").read_bytes()
     assert metrics(a) == metrics(b)
-    for name in ("rows.zarr", "probe.zarr"):
+    for name in ("rows.zarr", "probe.zarr", "heldout.zarr"):
         assert_same_bits(dataset(a / name), dataset(b / name))
     assert_same_bits(saved_state(a, config), saved_state(b, config))
     assert board_values(a) == board_values(b)

@@ -18,8 +18,8 @@ from tied_lm.config import ConfigError, Data, choose
 from tied_lm.text import Document, Split, read_split
 from tied_lm.tokenizers import TOKENIZERS, Tokenizer
 
-FORMAT = 2  # of what is kept; a higher one leaves older ones alone
-MODEL, COUNTS = "tokenizer", "counts.npy"
+FORMAT = 3  # of what is kept; a higher one leaves older ones alone
+MODEL, COUNTS, ENDS = "tokenizer", "counts.npy", "heldout_ends.npy"
 PARTS = ("train", "heldout")
 RELEASE_EVERY = 32  # windows
 RESIDENT_BYTES = 2**28  # of a mapped file, which may stay in memory
@@ -78,6 +78,7 @@ class Corpus(NamedTuple):
     train: Tokens
     heldout: Tokens
     counts_V: Int[np.ndarray, "V"]  # in the training part
+    heldout_ends: Int[np.ndarray, "F"]  # where each held-out file ends, in tokens
     content: dict[str, Any]  # what the config does not say of the text
     about: dict[str, Any]  # how it was split, for people
 
@@ -197,7 +198,8 @@ def _in_place(tokenizer: Tokenizer, split: Split) -> Corpus:
             counts_V += np.bincount(ids.astype(np.int64), minlength=tokenizer.vocab_size)
     tokens = [Tokens(documents) for documents in split.parts]
     about = _about(split, tokens, counts_2xV, tokenizer.unknown)
-    return Corpus(tokenizer, tokens[0], tokens[1], counts_2xV[0], _content(split, tokens), about)
+    ends, content = np.array(tokens[1].ends), _content(split, tokens)
+    return Corpus(tokenizer, tokens[0], tokens[1], counts_2xV[0], ends, content, about)
 
 
 def _write_tokenizer(new: Path, tokenizer: Tokenizer) -> None:
@@ -209,7 +211,9 @@ def _write_tokens(new: Path, kind: type[Tokenizer], split: Split, data: Data) ->
     tokenizer = kind.build(split.train, data)
     _write_tokenizer(new, tokenizer)
     counts: list[Int[np.ndarray, "V"]] = []
+    dtype = id_dtype(max(data.vocab_size, 256))
     for name, documents in zip(PARTS, split.parts, strict=True):
+        ends = []  # in the end those of the held-out part, which is the last
         counts_V = np.zeros(data.vocab_size, np.int64)
         with (new / f"{name}.bin").open("wb") as file:
             for document in documents:
@@ -217,7 +221,8 @@ def _write_tokens(new: Path, kind: type[Tokenizer], split: Split, data: Data) ->
                     found = np.bincount(ids, minlength=counts_V.size)
                     found[: counts_V.size] += counts_V
                     counts_V = found
-                    ids.astype(id_dtype(max(data.vocab_size, 256))).tofile(file)
+                    ids.astype(dtype).tofile(file)
+                ends.append(file.tell() // dtype.itemsize)
         counts.append(counts_V)
     for document in itertools.chain(*split.parts):
         if isinstance(document.place, Path) and cache.hash_of(document.place) != document.sha256:
@@ -226,6 +231,7 @@ def _write_tokens(new: Path, kind: type[Tokenizer], split: Split, data: Data) ->
     if largest >= data.vocab_size:
         raise ConfigError("data.vocab_size", data.vocab_size, f"above {largest}, the largest byte of the text")
     np.save(new / COUNTS, np.stack(counts), allow_pickle=False)
+    np.save(new / ENDS, np.array(ends, np.int64), allow_pickle=False)
 
 
 def _kept(place: Path, kind: type[Tokenizer], split: Split, data: Data) -> Corpus:
@@ -239,6 +245,7 @@ def _kept(place: Path, kind: type[Tokenizer], split: Split, data: Data) -> Corpu
     content, model = _content(split, tokens), (place / MODEL).read_bytes()
     if model:
         content["text_tokenizer"] = {"sha256": hashes[MODEL]}
-    counts_2xV, tokenizer = np.load(place / COUNTS, allow_pickle=False), kind.load(model, data.vocab_size)
+    counts_2xV, ends = (np.load(place / name, allow_pickle=False) for name in (COUNTS, ENDS))
+    tokenizer = kind.load(model, data.vocab_size)
     about = _about(split, tokens, counts_2xV, tokenizer.unknown)
-    return Corpus(tokenizer, tokens[0], tokens[1], counts_2xV[0], content, about)
+    return Corpus(tokenizer, tokens[0], tokens[1], counts_2xV[0], ends, content, about)

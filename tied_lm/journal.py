@@ -13,16 +13,18 @@ from tied_lm.board import Board
 from tied_lm.embedding import VocabularyModel
 from tied_lm.gradients import PARTS, RowStats
 from tied_lm.metrics import Metrics
-from tied_lm.records import Probe, Record
+from tied_lm.records import Evaluation, Probe, Record
 from tied_lm.rowboard import RowBoard, attributes_of, tracked_tokens
 from tied_lm.rowlog import RowLog
 
 ROWS = "rows.zarr"
 PROBE = "probe.zarr"
+HELDOUT = "heldout.zarr"
 
 
 class Journal:
-    """The scalars of a run (metrics.jsonl and TensorBoard), and its rows (histograms, curves, rows.zarr, probe.zarr).
+    """The scalars of a run (metrics.jsonl and TensorBoard), its rows (histograms, curves, rows.zarr, probe.zarr), and
+    its loss by held-out sequence (heldout.zarr).
 
     Opening it cuts off everything from `first_step` on, since that will be written again.
     """
@@ -37,6 +39,8 @@ class Journal:
         bands: Int[np.ndarray, "V"],
         frequencies: Float[np.ndarray, "V"],
         token_strings: list[str],
+        clusters: Int[np.ndarray, "S"],
+        evaluated: tuple[str, ...] = (),
     ):
         self.untied_from = untied_from
         self.suffixes = {name: f"_{name}" if len(model.vocabulary) > 1 else "" for name in model.vocabulary}
@@ -61,6 +65,16 @@ class Journal:
         )
         self.probe = RowLog(folder / PROBE, stats, constants, first_step, token_strings)
 
+        self.heldout = RowLog(
+            folder / HELDOUT,
+            {f"nll_{bands_.NAMES[band]}": {"units": "nats"} for band in np.unique(bands)}
+            | {f"tokens_{bands_.NAMES[band]}": {"units": "tokens"} for band in np.unique(bands)}
+            | {name: {"units": "bytes" if name == "bytes" else "nats"} for name in evaluated},
+            {"cluster": clusters},
+            first_step,
+            dimension="sequence",
+        )
+
         self.board = Board(folder, first_step)
         self.row_board = RowBoard(untied_from != 0, bands, tracked_tokens(frequencies, config["log"]["tokens"]))
         if first_step == 0:
@@ -81,6 +95,7 @@ class Journal:
         scalars: Mapping[str, float],
         record: Record | None = None,
         probe: Probe | None = None,
+        evaluation: Evaluation | None = None,
     ) -> None:
         """Write down all there is of one step; each step is written once, in order.
 
@@ -88,6 +103,7 @@ class Journal:
             scalars: values by tag; NaN where one is undefined.
             record: of this step's batch and update.
             probe: row statistics over the probe.
+            evaluation: sums by held-out sequence.
         """
         scalars = dict(scalars)
         self.row_board.tied = self.untied_from is None or step < self.untied_from
@@ -107,6 +123,8 @@ class Journal:
             found = self.row_board.scalars(probe.stats) | self.row_board.part_scalars(probe.push_parts)
             scalars |= {f"probe/{tag}": value for tag, value in found.items()}
             self.probe.append(step, probe.stats.marked()._asdict() | probe.push_parts)
+        if evaluation is not None:
+            self.heldout.append(step, evaluation.by_sequence())
         if scalars:
             self.board.scalars(step, scalars)
             self.metrics.append(step, scalars)
@@ -115,6 +133,7 @@ class Journal:
         """Put all that was written on the disk. The metrics come last: what they hold, the rest holds too."""
         self.rows.flush()
         self.probe.flush()
+        self.heldout.flush()
         self.board.flush()
         self.metrics.flush()
 

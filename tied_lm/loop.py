@@ -20,10 +20,10 @@ from tied_lm.clock import Clock
 from tied_lm.config import VERSION, Config, to_dict
 from tied_lm.interrupts import stopped_by_interrupt
 from tied_lm.journal import Journal
-from tied_lm.records import Probe, Records
+from tied_lm.records import Evaluation, Probe, Records
 from tied_lm.schedule import Schedule
 from tied_lm.streams import Stream
-from tied_lm.train import Evaluation, Trainer, Window
+from tied_lm.train import Trainer, Window
 
 DISPATCH_SECONDS = 0.25  # long enough to hide the host's work, short enough to stop soon and to show progress
 FLUSH_SECONDS = 10.0
@@ -72,6 +72,7 @@ def evaluation_scalars(e: Evaluation, stream: Stream) -> dict[str, float]:
     scalars = {METRIC: float(nll.sum() / tokens.sum())}
     if e.excess is not None:
         scalars["loss/excess"] = float(np.asarray(e.excess, np.float64).sum() / tokens.sum())
+        scalars["loss/law"] = float(np.asarray(e.law, np.float64).sum() / tokens.sum())
     if stream.perplexity:
         with np.errstate(over="ignore"):  # told as a divergence
             scalars["loss/perplexity"] = float(np.exp(scalars[METRIC]))
@@ -156,6 +157,8 @@ class _Loop:
             np.asarray(trainer.bands),
             stream.frequencies,
             stream.token_strings,
+            stream.heldout_clusters(self._held(config.data.eval_tokens)).ids,
+            stream.evaluated,
         )
         self.background = Background(WAITING_RECORDS)
         self.dispatch_updates = 1  # adapted to the time they take
@@ -203,17 +206,18 @@ class _Loop:
             self.trainer = self.trainer.next
             self.state = self.trainer.take_over(self.state, change.copies)
 
-    def _start_due(self) -> Due:
-        def held(tokens: int) -> int:
-            return int(min(tokens, self.stream.heldout_tokens))
+    def _held(self, tokens: int) -> int:
+        """So many held-out tokens, or those that there are."""
+        return int(min(tokens, self.stream.heldout_tokens))
 
+    def _start_due(self) -> Due:
         step, schedule, params, heldout = self.step, self.schedule, self.state.params, self.heldout
         evaluation = probe = None
         called = time.perf_counter()
         if step in schedule.evaluations:
-            evaluation = self.trainer.evaluate(params, heldout, held(self.config.data.eval_tokens))
+            evaluation = self.trainer.evaluate(params, heldout, self._held(self.config.data.eval_tokens))
         if step in schedule.probes:
-            probe = self.trainer.probe(params, heldout, held(self.config.log.probe_tokens))
+            probe = self.trainer.probe(params, heldout, self._held(self.config.log.probe_tokens))
         # Copied, since the dispatch that follows is given the state's own arrays to overwrite.
         window = jax.tree.map(jnp.copy, self.state.window) if step in schedule.scalars else None
         return Due(window, evaluation, probe, called)
@@ -284,13 +288,13 @@ class _Loop:
                 if not d.trainer.model.no_sum_rule:
                     gradient_V = record.stats.total if d.trainer.model.tied else record.stats.scoring
                     step_scalars["split/residual"] = float(record.residual) if gradient_V.any() else math.nan
-            probe = d.due.probe if at_start else None
+            probe, evaluation = (d.due.probe, d.due.evaluation) if at_start else (None, None)
             if not _is_finite((record, probe)):
                 raise Diverged(f"the gradients or updates are no longer finite at step {step}")
             if record is not None and step == self.schedule.steps:
                 # The run makes no update there: a size would be one that was never applied.
                 record = record._replace(updates=jax.tree.map(lambda v: np.full_like(v, np.nan), record.updates))
-            self.background.submit(self.journal.write, step, step_scalars, record, probe)
+            self.background.submit(self.journal.write, step, step_scalars, record, probe, evaluation)
         if d.updates:
             self.progress(d.updates)
         if time.perf_counter() - self.flushed > FLUSH_SECONDS and d.updates:

@@ -7,7 +7,7 @@ vocabulary, D width, B blocks, C tokens in a block.
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,19 @@ class VocabularyLoss(NamedTuple):
     own_weight: Float[Array, "N"]  # what h_t is multiplied by in `own`
     token_loss: Float[Array, "N"]  # loss = sum_t w_t token_loss_t; this is nll unless there is a z-loss
     expected_parts: Float[Array, "2 V D"] | None = None  # of marked tokens and of the others
+
+
+class Law(Protocol):
+    """The true distribution of the next token, given the context."""
+
+    def expected(self, values_CxV: Float[Array, "C V"], contexts_C: Int[Array, "C"]) -> Float[Array, "C"]:
+        """sum_v p(v | context of c) values[c, v]."""
+
+    def expected_rows(self, rows_VxD: Float[Array, "V D"], contexts_N: Int[Array, "N"]) -> Float[Array, "N D"]:
+        """sum_v p(v | context of n) rows[v]; no array N x V is made."""
+
+    def next_entropy(self, contexts_N: Int[Array, "N"]) -> Float[Array, "N"]:
+        """-sum_v p(v | context of n) log p(v | context of n), nats."""
 
 
 def block_count(tokens: int, vocabulary_size: int, width: int) -> int:
@@ -200,15 +213,49 @@ def negative_log_likelihood(
 
     Forward only, in the same blocks. A target outside [0, V) makes its token NaN.
     """
+    return likelihood(h_NxD, scoring_VxD, targets_N, soft_cap=soft_cap, compute_dtype=compute_dtype)[0]
+
+
+def likelihood(
+    h_NxD: Float[Array, "N D"],
+    scoring_VxD: Float[Array, "V D"],
+    targets_N: Int[Array, "N"],
+    *,
+    soft_cap: float | None = None,
+    compute_dtype: DTypeLike = jnp.float32,
+    law: Law | None = None,
+    contexts_N: Int[Array, "N"] | None = None,
+) -> tuple[Float[Array, "N"], Float[Array, "N"] | None]:
+    """The negative log-likelihood of each token, and the divergence of the model from the true law in its context.
+
+    The divergence is KL(p || softmax(logits)) = logsumexp(logits) - sum_v p[v] logit[v] - H(p), in nats. Without a cap
+    the sum is h . (sum_v p[v] S[v]), with one it is taken in the blocks. Rounding could make it negative; it is 0 then.
+
+    Args:
+        law, contexts_N: the law and what it is given for each token; without them there is no divergence.
+    """
     tokens, width = h_NxD.shape
     rounded_VxD = scoring_VxD.astype(compute_dtype)
-    h_BxCxD = _to_blocks(h_NxD, block_count(tokens, scoring_VxD.shape[0], width))
+    blocks = block_count(tokens, scoring_VxD.shape[0], width)
+    in_blocks = law is not None and contexts_N is not None and soft_cap is not None
 
-    def log_sum(h_CxD: Array) -> Array:
-        return jax.nn.logsumexp(_logits(h_CxD, rounded_VxD, soft_cap), axis=1)
+    def block(h_CxD: Array, contexts_C: Array | None) -> tuple[Array, Array | None]:
+        logits_CxV = _logits(h_CxD, rounded_VxD, soft_cap)
+        expected_C = None if law is None or contexts_C is None else law.expected(logits_CxV, contexts_C)
+        return jax.nn.logsumexp(logits_CxV, axis=1), expected_C
 
-    log_sum_N = _from_blocks(lax.map(log_sum, h_BxCxD), tokens)
-    return log_sum_N - _at_targets(h_NxD, scoring_VxD, targets_N, soft_cap, compute_dtype)[1]
+    inputs = (
+        _to_blocks(h_NxD, blocks),
+        _to_blocks(contexts_N, blocks) if in_blocks and contexts_N is not None else None,
+    )
+    log_sum_N, expected_N = jax.tree.map(lambda x: _from_blocks(x, tokens), lax.map(lambda x: block(*x), inputs))
+    nll_N = log_sum_N - _at_targets(h_NxD, scoring_VxD, targets_N, soft_cap, compute_dtype)[1]
+    if law is None or contexts_N is None:
+        return nll_N, None
+    if expected_N is None:
+        h_NxD = h_NxD.astype(compute_dtype).astype(jnp.float32)
+        expected_N = (h_NxD * law.expected_rows(rounded_VxD.astype(jnp.float32), contexts_N)).sum(axis=1)
+    return nll_N, jnp.maximum(log_sum_N - expected_N - law.next_entropy(contexts_N), 0)
 
 
 def cross_entropy(

@@ -4,8 +4,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
+from tied_lm.bands import NAMES
 from tied_lm.embedding import VocabularyModel
 from tied_lm.gradients import PARTS, RowStats
 from tied_lm.histogram import BINS
@@ -29,6 +31,23 @@ class Probe(NamedTuple):
     stats: RowStats
     push_parts: dict[str, Float[Array, "V"]]
     tokens: Int[Array, ""]
+
+
+class Evaluation(NamedTuple):
+    """Sums for each held-out sequence (S = M batches of B), by band of the target (G)."""
+
+    nll: Float[Array, "S G"]
+    tokens: Int[Array, "S G"]
+    excess: Float[Array, "S"] | None  # divergence of the model from the true law in the context of each token, nats
+    law: Float[Array, "S"] | None  # loss of the true law on the same tokens
+    bytes: Int[Array, "S"] | None  # of text that the targets stand for
+
+    def by_sequence(self) -> dict[str, Float[np.ndarray, "S"]]:
+        """What there is of each sequence, by name: `nll_<band>` and `tokens_<band>`, and the others as they are."""
+        found = {f"nll_{NAMES[band]}": nll_S for band, nll_S in enumerate(self.nll.T)}
+        found |= {f"tokens_{NAMES[band]}": tokens_S for band, tokens_S in enumerate(self.tokens.T)}
+        others = {"excess": self.excess, "law": self.law, "bytes": self.bytes}
+        return found | {name: values_S for name, values_S in others.items() if values_S is not None}
 
 
 class Records(NamedTuple):

@@ -115,27 +115,27 @@ def disk_bytes(trainer: "Trainer", token_strings: Sequence[str]) -> int:
     config, last = trainer.config, trainer.phases[-1]
     schedule = Schedule.of(config)
     vocab_size, parts = config.data.vocab_size, len(last.model.push_parts)
-    chunks = -(-vocab_size // TOKENS_IN_CHUNK)
 
-    def arrays(records: int, fields: int) -> int:
+    def arrays(records: int, fields: int, size: int) -> int:
         """A zarr group: its records, what it says of each row, and its metadata, once more while they are replaced."""
+        chunks = -(-size // TOKENS_IN_CHUNK)
         blocks = records // STEPS_IN_BLOCK + 1 + len(schedule.checkpoints)  # each a file, in a folder perhaps
-        values = (fields + 1) * (4 * vocab_size * records + 2 * CLUSTER * chunks * min(records, blocks))
-        described = 3 * (8 * vocab_size + 2 * CLUSTER * chunks) + (fields + 4) * 3 * CLUSTER
+        values = (fields + 1) * (4 * size * records + 2 * CLUSTER * chunks * min(records, blocks))
+        described = 3 * (8 * size + 2 * CLUSTER * chunks) + (fields + 4) * 3 * CLUSTER
         strings = sum(len(json.dumps(text)) + 2 for text in token_strings)
         return values + described + 3 * strings + 2 * CLUSTER
 
     stats = len(RowStats._fields) + parts
-    rows = arrays(len(schedule.rows), stats + 2 * len(last.model.vocabulary))
-    probes = arrays(len(schedule.probes), stats)
+    rows = arrays(len(schedule.rows), stats + 2 * len(last.model.vocabulary), vocab_size)
+    probes = arrays(len(schedule.probes), stats, vocab_size)
 
     curves = len(PARTS) * (3 + len(config.log.tokens))
     scalars = len(schedule.scalars) * 20 + len(schedule.evaluations) * (10 + BANDS)
     scalars += (len(schedule.rows) + len(schedule.probes)) * (SPLIT_SCALARS + (1 + BANDS) * parts + 20)
     scalars += len(schedule.rows) * (curves + 2 * len(last.model.others))
     histograms = len(schedule.rows) * len(PARTS) * (20 * BINS + 200)
-    sequences = -(-config.data.eval_tokens // config.data.length)
-    losses = len(schedule.evaluations) * (8 * BANDS * sequences + 3 * CLUSTER)
+    batches = -(-config.data.eval_tokens // (config.data.batch_size * config.data.length))
+    losses = arrays(len(schedule.evaluations), 2 * BANDS + 2, batches * config.data.batch_size)
 
     about = len(json.dumps(to_dict(config))) * 3 + 8 * CLUSTER  # config.json, and in events and checkpoints
     state = jax.eval_shape(last.init, 0)

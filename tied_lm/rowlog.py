@@ -17,7 +17,7 @@ STRINGS = "strings"
 
 
 class RowLog:
-    """Arrays (step, token), one for each field, and the coordinates `step` and `token`.
+    """Arrays (step, token), one for each field, and the coordinates `step` and `token`; or over another dimension.
 
     Records are written in blocks. The group's metadata, which hold the shapes, are replaced in one go, once the records
     are there, so that a reader never sees arrays of different lengths.
@@ -30,6 +30,7 @@ class RowLog:
         constants: Mapping[str, Float[np.ndarray, "V"]],
         first_step: int,
         token_strings: Sequence[str] = (),
+        dimension: str = "token",
     ):
         """Create the group, or open it and cut off everything from `first_step` on.
 
@@ -37,19 +38,20 @@ class RowLog:
             fields: attributes by the name of the field.
             constants: values of each row that do not change.
             token_strings: an attribute of `token`, since zarr has no strings that every reader knows.
+            dimension: what a record has a value for each of.
         """
-        self.folder = folder
+        self.folder, self.dimension = folder, dimension
         (vocab_size,) = {values.size for values in constants.values()}
         self.pending: list[tuple[int, dict[str, Float[np.ndarray, "V"]]]] = []
         self.arrays = {
-            name: self._open(name, ("step", "token"), (0, vocab_size), "float32", a) for name, a in fields.items()
+            name: self._open(name, ("step", dimension), (0, vocab_size), "float32", a) for name, a in fields.items()
         }
         steps = self._open("step", ("step",), (0,), "int64", {"units": "updates"})
         if not (folder / "zarr.json").exists():
-            for name, values in {"token": np.arange(vocab_size), **constants}.items():
+            for name, values in {dimension: np.arange(vocab_size), **constants}.items():
                 kind = "int64" if values.dtype.kind == "i" else "float64"
-                attributes = {STRINGS: list(token_strings)} if name == "token" and token_strings else {}
-                self._open(name, ("token",), values.shape, kind, attributes).write(values.astype(kind)).result()
+                attributes = {STRINGS: list(token_strings)} if name == dimension and token_strings else {}
+                self._open(name, (dimension,), values.shape, kind, attributes).write(values.astype(kind)).result()
         self.arrays["step"] = steps  # last, here and in every resize
         kept = np.asarray(steps[: self._length()].read().result())
         self._cut(int(np.searchsorted(kept, first_step)))
@@ -57,7 +59,7 @@ class RowLog:
     def _open(
         self, name: str, dimensions: tuple[str, ...], shape: tuple[int, ...], kind: str, attributes: dict[str, Any]
     ) -> Any:
-        chunk = [{"step": STEPS_IN_CHUNK, "token": min(shape[-1], TOKENS_IN_CHUNK)}[d] for d in dimensions]
+        chunk = [{"step": STEPS_IN_CHUNK, self.dimension: min(shape[-1], TOKENS_IN_CHUNK)}[d] for d in dimensions]
         metadata = {
             "data_type": kind,
             "shape": shape,

@@ -8,7 +8,7 @@ import xarray as xr
 
 from tied_lm.config import Config, read_run
 from tied_lm.folder import CONFIG, METRICS, read_metrics
-from tied_lm.journal import PROBE, ROWS
+from tied_lm.journal import HELDOUT, PROBE, ROWS
 from tied_lm.rowlog import STRINGS
 
 CONTENT = ("text_train", "text_heldout", "text_tokenizer")
@@ -85,17 +85,25 @@ class Run:
         """Row statistics over the probe, over `step` and `token`; `token_string` shows each token."""
         return self._open_rows(PROBE)
 
+    @property
+    def heldout(self) -> xr.Dataset:
+        """Sums by held-out sequence at each evaluation, over `step` and `sequence`: `nll_<band>`, `tokens_<band>`, and
+        where they mean something `excess`, `law` and `bytes`; see `records.Evaluation`. `cluster` is that of each
+        sequence."""
+        return self._open_rows(HELDOUT)
+
     def _open_rows(self, name: str) -> xr.Dataset:
         path = self.folder / name
-        if name == PROBE and not (self.folder / CONFIG).exists():
-            raise FileNotFoundError(f"{self.folder} has no probe: it was written by a RowRecorder, which has none")
+        if name != ROWS and not (self.folder / CONFIG).exists():
+            raise FileNotFoundError(f"{self.folder} has no {name}: it was written by a RowRecorder, which has none")
         if not (path / "zarr.json").exists():
             raise FileNotFoundError(f"{path} has no data yet: the run has not written any rows so far")
         rows = xr.open_zarr(path)
         if not rows.sizes["step"]:
             rows.close()
             raise FileNotFoundError(f"{path} has no data yet: the run has not written any rows so far")
-        strings = rows["token"].attrs.pop(STRINGS, None)  # those of older runs have none
+        # Older runs have none, and sequences have none either.
+        strings = rows["token"].attrs.pop(STRINGS, None) if "token" in rows.dims else None
         return rows if strings is None else rows.assign_coords(token_string=("token", strings))
 
 

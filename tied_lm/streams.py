@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import math
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import flax.struct
@@ -14,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from tied_lm.batches import Batch
+from tied_lm.clusters import Clusters
 from tied_lm.config import ConfigError, Data, put, read_data
 from tied_lm.corpus import whole_vocabulary
 from tied_lm.textstream import HeldoutWindows, TextStream, Windows
@@ -49,6 +51,7 @@ class ToyStream:
     most_updates: ClassVar[float] = math.inf  # in one dispatch
     warm_up: ClassVar[None] = None  # no sequence goes on in the next batch
     perplexity: ClassVar[bool] = False  # whether it means something for these tokens
+    evaluated: ClassVar[tuple[str, ...]] = ("excess", "law")  # of `records.Evaluation`, beside loss and tokens
 
     KAPPA: ClassVar[float] = 3.0
 
@@ -113,6 +116,51 @@ class ToyStream:
         """A held-out batch: the same for every arm, seed and evaluation."""
         return self._sample(jax.random.fold_in(self.heldout_key, index))
 
+    def heldout_clusters(self, tokens: int) -> Clusters:
+        """The held-out sequences of so many tokens, filled up to whole batches; each is drawn on its own."""
+        batches = -(-tokens // (self.batch_size * self.length))
+        return Clusters("sequence", np.arange(batches * self.batch_size))
+
+    @property
+    def law(self) -> "ToyStream":
+        """What is known of the distribution of the tokens."""
+        return self
+
+    def _class_means(self, values: Float[Array, "*C V"]) -> Float[Array, "*C K"]:
+        """The mean of values within each class, weighed by the law."""
+        k, v = self.increments_K.size, self.vocab_size
+        ranks = -(-v // k)
+        ids = jnp.arange(v)
+        weight_V = jnp.exp(-self.exponent * jnp.log1p((ids // k).astype(jnp.float32)))
+        weight_V /= self.cumulative_R[jnp.asarray(self._class_sizes())[ids % k] - 1]
+        weighed = jnp.pad(values * weight_V, [(0, 0)] * (values.ndim - 1) + [(0, ranks * k - v)])
+        return weighed.reshape(*values.shape[:-1], ranks, k).sum(axis=-2)
+
+    def _transition(self, classes_C: Int[Array, "*C"]) -> Float[Array, "*C K"]:
+        """The probability of each next class."""
+        k = self.increments_K.size
+        return self.increments_K[(jnp.arange(k) - classes_C[..., None]) % k]
+
+    def expected(self, values_CxV: Float[Array, "C V"], contexts_C: Int[Array, "C"]) -> Float[Array, "C"]:
+        """The mean of values over the next token; see `loss.Law`."""
+        return (self._class_means(values_CxV) * self._transition(contexts_C)).sum(axis=1)
+
+    def _by_class(self, values_KxD: Float[Array, "K D"]) -> Float[Array, "K D"]:
+        """For each class, the mean of values over the next one. T, K x K, is not held."""
+        k = self.increments_K.size
+        product = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+        return jax.lax.map(lambda c: product(self._transition(c), values_KxD), jnp.arange(k), batch_size=min(k, 256))
+
+    def expected_rows(self, rows_VxD: Float[Array, "V D"], contexts_N: Int[Array, "N"]) -> Float[Array, "N D"]:
+        """The mean of rows over the next token; see `loss.Law`."""
+        return self._by_class(self._class_means(rows_VxD.T).T)[contexts_N % self.increments_K.size]
+
+    def next_entropy(self, contexts_N: Int[Array, "N"]) -> Float[Array, "N"]:
+        """Entropy of the next token, nats; see `loss.Law`. Classes of another size have another one within."""
+        q_K = self.increments_K
+        within_K = self._by_class(jnp.asarray(self._entropies_within()[:, None], jnp.float32))[:, 0]
+        return (within_K - jnp.sum(q_K * jnp.log(q_K)))[contexts_N % q_K.size]
+
     def log_likelihood(self, inputs: Int[Array, "*N"], targets: Int[Array, "*N"]) -> Float[Array, "*N"]:
         """log p(target | input) under the law itself, nats."""
         k = self.increments_K.size
@@ -125,17 +173,21 @@ class ToyStream:
         """These tokens stand for no text."""
         return
 
+    def _entropies_within(self) -> Float[np.ndarray, "K"]:
+        """Entropy of the rank in each class, nats."""
+        sizes = self._class_sizes()
+        entropies_K = np.zeros(sizes.size)
+        for size in np.unique(sizes):
+            p = np.arange(1.0, size + 1) ** -self.exponent
+            p /= p.sum()
+            entropies_K[sizes == size] = -np.sum(p * np.log(p))
+        return entropies_K
+
     @property
     def entropy(self) -> float:
         """Entropy rate, nats a token: that of the class increment plus the mean over classes of that of the rank."""
         q = np.asarray(self.increments_K, np.float64)
-        sizes = self._class_sizes()
-        within = 0.0
-        for size in np.unique(sizes):
-            p = np.arange(1.0, size + 1) ** -self.exponent
-            p /= p.sum()
-            within += np.mean(sizes == size) * -np.sum(p * np.log(p))
-        return float(-np.sum(q * np.log(q / q.sum())) / q.sum() + within)
+        return float(-np.sum(q * np.log(q / q.sum())) / q.sum() + np.mean(self._entropies_within()))
 
     @property
     def frequencies(self) -> Float[np.ndarray, "V"]:

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from tied_lm.batches import Batch
+from tied_lm.clusters import Clusters, clusters_of_windows
 from tied_lm.config import ConfigError, Data
 from tied_lm.corpus import Corpus, id_dtype, open_corpus
 from tied_lm.text import FIELD
@@ -45,6 +46,7 @@ class HeldoutWindows:
     exists: Bool[Array, "M B"]
     warm_up: Int[Array, "B L"] | None  # contiguous: what is before the first batch, and not scored
     sizes: Int[Array, "V"] | None  # bytes of each token
+    law: ClassVar[None] = None  # unknown
 
     def heldout(self, index: int | Int[Array, ""]) -> Batch:
         """A held-out batch; past the last window it is masked."""
@@ -161,6 +163,14 @@ class TextStream:
         """Target tokens in all held-out windows that are scored."""
         return int(np.sum(self._heldout_windows() >= 0)) * self.data.length
 
+    def heldout_clusters(self, tokens: int) -> Clusters:
+        """The clusters of the held-out sequences of so many tokens, filled up to whole batches."""
+        rows, length = self.data.batch_size, self.data.length
+        numbers_S = self._heldout_windows()[: -(-tokens // (rows * length))].ravel()
+        used_S = (numbers_S >= 0) & (np.arange(numbers_S.size) * length < tokens)
+        lanes = rows if self.data.order == "contiguous" else None
+        return clusters_of_windows(numbers_S * length, used_S, self.corpus.heldout_ends, lanes)
+
     def heldout_ahead(self, tokens: int) -> HeldoutWindows:
         """The held-out windows of the first so many target tokens, on the device; the same for every seed."""
         rows, length = self.data.batch_size, self.data.length
@@ -197,6 +207,11 @@ class TextStream:
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids."""
         return self.corpus.tokenizer.decode(map(int, ids))
+
+    @property
+    def evaluated(self) -> tuple[str, ...]:
+        """What an evaluation gives beside loss and tokens; see `records.Evaluation`."""
+        return () if self.corpus.tokenizer.sizes is None else ("bytes",)
 
     @property
     def perplexity(self) -> bool:

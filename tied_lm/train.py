@@ -32,8 +32,8 @@ from tied_lm.gradients import (
     tables,
 )
 from tied_lm.histogram import log_histogram
-from tied_lm.loss import negative_log_likelihood
-from tied_lm.records import Probe, Record, Records, pack
+from tied_lm.loss import likelihood
+from tied_lm.records import Evaluation, Probe, Record, Records, pack
 from tied_lm.schemes import RENAMED, SCHEMES
 from tied_lm.streams import STREAMS, Ahead, Heldout, Stream, named_key
 
@@ -54,15 +54,6 @@ class TrainState:
     window: Window
     seed: UInt32[Array, ""]  # of dropout
     carry: PyTree  # the state that the body hands to the next batch, B first; {} if it is of a kind that does not
-
-
-class Evaluation(NamedTuple):
-    """Sums for each held-out sequence (S = M batches of B), by band of the target (G)."""
-
-    nll: Float[Array, "S G"]
-    tokens: Int[Array, "S G"]
-    excess: Float[Array, "S"] | None  # log p_true - log p_model
-    bytes: Int[Array, "S"] | None  # of text that the targets stand for
 
 
 def build_model(config: Config, frequency_bands: Sequence[int] = ()) -> VocabularyModel:
@@ -274,22 +265,25 @@ class Trainer:
             variables = {"params": params} | ({"carry": carry} if carry else {})
             (h, scoring_VxD), changed = self.model.apply(variables, batch.inputs, method="hidden", mutable=["carry"])
             targets_N, mask_N = batch.targets.reshape(-1), batch.mask.reshape(-1)
-            nll_N = negative_log_likelihood(
+            nll_N, excess_N = likelihood(
                 h.reshape(-1, h.shape[-1]),
                 scoring_VxD,
                 targets_N,
                 soft_cap=self.model.logit_cap,
                 compute_dtype=self.model.compute_dtype,
+                law=heldout.law,
+                contexts_N=batch.inputs.reshape(-1),
             )
             row_N = jnp.repeat(jnp.arange(batch.mask.shape[0]), batch.mask.shape[1])
             at = (row_N, self.bands[targets_N])
             zeros = jnp.zeros((batch.mask.shape[0], self.band_count))
-            true_logp = heldout.log_likelihood(batch.inputs, batch.targets)
+            true_logp = heldout.log_likelihood(batch.inputs.reshape(-1), targets_N)
             sizes = heldout.byte_counts(targets_N)
             return changed.get("carry", {}), Evaluation(
                 zeros.at[at].add(nll_N * mask_N),
                 zeros.astype(jnp.int32).at[at].add(mask_N.astype(jnp.int32)),
-                None if true_logp is None else zeros[:, 0].at[row_N].add((true_logp.reshape(-1) + nll_N) * mask_N),
+                None if excess_N is None else zeros[:, 0].at[row_N].add(excess_N * mask_N),
+                None if true_logp is None else zeros[:, 0].at[row_N].add(-true_logp * mask_N),
                 None if sizes is None else zeros[:, 0].astype(jnp.int32).at[row_N].add(sizes * mask_N),
             )
 
