@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from ml_collections import ConfigDict, FieldReference
 
+from experiments.workers import stop_with_parent
 from tied_lm.config import ConfigError, override, resolved
 from tied_lm.folder import cache_folder
 from tied_lm.tokenstring import printable
@@ -210,6 +211,7 @@ def run(main: Callable[[list[str], threading.Event], None]) -> NoReturn:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, on_signal)
+    stop_with_parent()
     try:
         main(sys.argv[1:], stop)
     except ConfigError as error:

@@ -54,7 +54,10 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     alone = workers == 1 or index is not None
     failed = _do(todo, stop) if alone else _share_out(todo, workers, arguments, stop)
     if failed:
-        sys.exit(f"error: {len(failed)} of {len(todo)} points failed: {', '.join(failed)}")
+        if index is not None:
+            sys.exit(f"error: {failed[points[index].place.name]}")
+        reasons = "; ".join(f"{name}: {problem}" for name, problem in failed.items())
+        sys.exit(f"error: {len(failed)} of {len(todo)} points failed: {reasons}")
     if not the_sweep.is_complete():
         print(f"{sum(p.is_complete() for p in points)} of {len(points)} points are complete", file=sys.stderr)
         return
@@ -73,14 +76,14 @@ def _start_of(point: str, progress: "Progress") -> Callable[[str, int], Callable
     return lambda arm, seed: progress.start_run(f"{point} {arm}", seed)
 
 
-def _do(points: "list[Point]", stop: threading.Event) -> list[str]:
-    """Do points one after the other; the names of those that failed."""
+def _do(points: "list[Point]", stop: threading.Event) -> dict[str, str]:
+    """Do points one after the other; the names of those that failed, and why."""
     from experiments.progress import Progress
     from tied_lm.checkpoint import Damaged
     from tied_lm.comparison import complete, read_diverged
 
     progress = Progress([(f"{p.place.name} {arm}", n) for p in points for arm, n in p.plan.updates()])
-    failed = []
+    failed = {}
     try:
         for point in points:
             name = point.place.name
@@ -88,7 +91,7 @@ def _do(points: "list[Point]", stop: threading.Event) -> list[str]:
                 complete(point.place, point.plan, stop, _start_of(name, progress))
             except (ConfigError, Damaged, OSError) as error:
                 tell(f"{name} failed: {error}")
-                failed.append(name)
+                failed[name] = str(error)
             for arm, reason in read_diverged(point.place).items():
                 tell(f"{name}: {arm} diverged ({reason})")
     finally:
@@ -96,13 +99,13 @@ def _do(points: "list[Point]", stop: threading.Event) -> list[str]:
     return failed
 
 
-def _share_out(points: "list[Point]", workers: int, arguments: list[str], stop: threading.Event) -> list[str]:
-    """Do points in processes of their own; the names of those that failed."""
+def _share_out(points: "list[Point]", workers: int, arguments: list[str], stop: threading.Event) -> dict[str, str]:
+    """Do points in processes of their own; the names of those that failed, and why."""
     from experiments.progress import clock
     from experiments.workers import run_workers
     from tied_lm.loop import Interrupted
 
-    failed: list[str] = []
+    failed: dict[str, str] = {}
     begun, ended = time.perf_counter(), 0
 
     def done(part: int, problem: str | None) -> None:
@@ -110,7 +113,7 @@ def _share_out(points: "list[Point]", workers: int, arguments: list[str], stop: 
         ended += 1
         name = points[part].place.name
         if problem is not None:
-            failed.append(name)
+            failed[name] = problem
         seconds = (time.perf_counter() - begun) / ended * (len(points) - ended)
         tell(
             f"{name} {'done' if problem is None else f'failed: {problem}'}; {ended} of {len(points)} points, "

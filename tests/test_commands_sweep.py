@@ -1,5 +1,6 @@
 """The sweep, as a person calls it."""
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import time
 import pytest
 
 from experiments import sweep
+from experiments.workers import run_workers
 from tests.test_commands import ROOT, SMALL, call, contents, summary_of
 from tied_lm.config import ConfigError
 from tied_lm.folder import locked
@@ -86,7 +88,16 @@ def test_a_point_that_fails_or_diverges_does_not_end_the_sweep(tmp_path, here, c
     with locked(place / "000-learning_rate=0.1"), pytest.raises(SystemExit) as exit_:
         here(*arguments)
     # A message as the code is printed, and the exit status is 1.
-    assert exit_.value.code == "error: 1 of 2 points failed: 000-learning_rate=0.1"
+    why = "a folder that no other process is writing"
+    name = "000-learning_rate=0.1"
+    assert exit_.value.code.startswith(f"error: 1 of 2 points failed: {name}: workdir = ")
+    assert exit_.value.code.endswith(why)
+    with locked(place / name):
+        done = call("sweep", *arguments, "--workers=2")
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"error: 1 of 1 points failed: {name}: workdir = ")
+    assert last.endswith(why)
     err = capsys.readouterr().err
     assert "000-learning_rate=0.1 failed: workdir" in err
     assert "001-learning_rate=1e+20: tied diverged (" in err
@@ -125,3 +136,38 @@ def test_an_interrupt_reaches_the_workers_and_loses_nothing(tmp_path):
         assert json.loads(line)["step"] <= max(steps_in(path)) < 100_000
         with locked(path.parents[2]):  # no worker is left
             pass
+
+
+@pytest.mark.slow
+def test_the_workers_of_a_killed_sweep_save_and_end(tmp_path):
+    place = tmp_path / "sweep"
+    arguments = [*SHORT, "--config.train.steps=100000", "--config.checkpoint.every=50", "--grid=seed=3,4"]
+    command = [sys.executable, "-m", "experiments.sweep", f"--workdir={place}", "--workers=2", *arguments]
+    saved = [place / f"00{i}-seed={seed}/tied/seed{seed}/checkpoints" for i, seed in enumerate((3, 4))]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 120
+        while not all(steps_in(path) for path in saved) and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.kill()
+    deadline = time.monotonic() + 60
+    free: set[int] = set()
+    while len(free) < 2 and time.monotonic() < deadline:
+        for number, path in enumerate(saved):
+            with contextlib.suppress(ConfigError), locked(path.parents[2]):
+                free.add(number)
+        time.sleep(0.1)
+    assert free == {0, 1}  # no worker is left
+    for path in saved:
+        *_, line = (path.parent / "metrics.jsonl").read_text().splitlines()
+        assert json.loads(line)["step"] <= max(steps_in(path)) < 100_000
+
+
+def test_a_worker_that_is_killed_is_told_by_its_signal():
+    told = []
+    command = [
+        sys.executable,
+        "-c",
+        "import os; print('done', file=os.sys.stderr, flush=True); os.kill(os.getpid(), 9)",
+    ]
+    run_workers([command], 1, threading.Event(), lambda part, problem: told.append((part, problem)))
+    assert told == [(0, "ended by SIGKILL")]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tied_lm.statistics import choose_left_out, interval, paired_difference, ratio, summarize
+from tied_lm.statistics import interval, paired_difference, ratio, summarize
 
 
 def test_interval_of_three_values():
@@ -42,26 +42,6 @@ def test_difference_is_paired_by_seed():
 def test_arms_with_other_numbers_of_seeds_are_refused():
     with pytest.raises(ValueError, match="argument 2 is shorter"):
         paired_difference([1.0, 2.0], [1.0])
-
-
-def test_each_seed_chooses_by_the_others():
-    # Seed 0 would choose setting 0 for itself; by seeds 1 and 2 it is setting 1: (3 + 5) / 2 < (6 + 4) / 2.
-    losses_RxS = np.array([[1.0, 6.0, 4.0], [2.0, 3.0, 5.0]])
-    by_hand = []
-    for seed in range(3):
-        others = [s for s in range(3) if s != seed]
-        means = [sum(row[s] for s in others) / 2 for row in losses_RxS.tolist()]
-        by_hand.append(means.index(min(means)))
-    assert by_hand == [1, 0, 1]  # seed 1: (1 + 4) / 2 < (2 + 5) / 2; seed 2: (2 + 3) / 2 < (1 + 6) / 2
-    assert choose_left_out(losses_RxS).tolist() == by_hand
-
-
-def test_a_setting_that_diverged_is_not_chosen():
-    assert choose_left_out(np.array([[np.inf, np.inf], [9.0, 9.0]])).tolist() == [1, 1]
-
-
-def test_one_seed_chooses_on_itself_and_the_first_of_equals():
-    assert choose_left_out(np.array([[2.0], [1.0], [1.0]])).tolist() == [1]
 
 
 def test_the_ratio_of_equal_samples_is_their_mean():

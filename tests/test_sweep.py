@@ -5,7 +5,6 @@ import json
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from tests import tiny
 from tied_lm import sweep
@@ -145,12 +144,14 @@ def results_of(losses, rates, widths=(8,), diverged=()):
 
 
 def own_by_hand(losses_RxS):
-    """The loss of each seed at the rate whose sum over the other seeds is lowest."""
-    chosen = []
-    for s in range(losses_RxS.shape[1]):
-        sums = [sum(v for t, v in enumerate(row) if t != s) for row in losses_RxS.tolist()]
-        chosen.append(losses_RxS[sums.index(min(sums)), s])
-    return np.array(chosen)
+    """The mean loss of each seed at the rates whose sums over two of five neighbours, without it, are lowest."""
+    measured = [[] for _ in range(5)]
+    for turn in range(5):
+        choosing = [turn, (turn + 1) % 5]
+        sums = [sum(row[s] for s in choosing) for row in losses_RxS.tolist()]
+        for s in set(range(5)) - set(choosing):
+            measured[s].append(losses_RxS[sums.index(min(sums)), s])
+    return np.mean(measured, axis=1)
 
 
 RATES = (0.01, 0.1, 1.0, 10.0)
@@ -170,9 +171,8 @@ def test_each_arm_at_its_own_best_rate_against_numpy():
             own_S = own_by_hand(losses[arm][w])
             np.testing.assert_allclose(own["eval_loss"]["per_seed"], own_S, rtol=1e-12)
             d_S = own_S - base_S
-            half = stats.t.ppf(0.975, 4) * np.sqrt(np.sum((d_S - d_S.mean()) ** 2) / 4 / 5)
             np.testing.assert_allclose(own["difference"]["mean"], d_S.mean(), rtol=1e-9)
-            np.testing.assert_allclose(own["difference"]["ci95"], [d_S.mean() - half, d_S.mean() + half], rtol=1e-9)
+            assert own["difference"]["ci95"] is None  # fewer than 6 seeds describe
             assert own["rates"] == {RATE: RATES[int(np.argmin(losses[arm][w].mean(axis=1)))]}
         assert combination["own"]["tied"]["rates"] == {RATE: 1.0}
         assert combination["own"]["untied"]["difference"] is None

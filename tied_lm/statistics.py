@@ -46,17 +46,3 @@ def summarize(values: Sequence[float]) -> dict[str, Any]:
 def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> dict[str, Any]:
     """Values less baseline, seed by seed: what the seeds share (data, initial values) cancels."""
     return summarize([a - b for a, b in zip(values, baseline, strict=True)])
-
-
-def choose_left_out(losses_RxS: Float[np.ndarray, "R S"]) -> Int[np.ndarray, "S"]:
-    """For each seed, the setting whose mean loss over the other seeds is lowest; the first of equals.
-
-    The loss of seed s at its own choice is then free of the optimism of choosing and measuring on the same seeds
-    (leave-one-out cross-validation; Stone 1974, J. R. Stat. Soc. B 36). One seed alone has no others: it chooses on
-    itself.
-    """
-    seeds = losses_RxS.shape[1]
-    if seeds == 1:
-        return np.argmin(losses_RxS, axis=0)
-    others_RxS = np.stack([np.delete(losses_RxS, s, axis=1).mean(axis=1) for s in range(seeds)], axis=1)
-    return np.argmin(others_RxS, axis=0)

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 from tied_lm import comparison as c
 from tied_lm import folder
 from tied_lm.config import ConfigError, Data, build_comparison, flatten, override, put, resolved
-from tied_lm.statistics import choose_left_out, paired_difference, summarize
+from tied_lm.ownbest import at_own_best, difference
 from tied_lm.streams import Stream, with_vocabulary
 
 SWEEP = "sweep.json"
@@ -167,7 +168,7 @@ def _point_result(point: Point) -> dict[str, Any]:
 def own_best_rates(points: Sequence[Mapping[str, Any]], baseline: str) -> dict[str, Any]:
     """Which fields of the grid are rates, and for each combination of the others the arms at their own best rates.
 
-    The rate that an arm is given for a seed is chosen without that seed (see `choose_left_out`), since a choice on the
+    The loss of an arm is that of each seed at rates which other seeds chose (see `at_own_best`), since a choice on the
     seeds that are then compared would be too good. `rates` is what a person would choose, over all seeds; with one
     seed there is only that. An arm that diverges at a rate counts as loss infinity there, whatever the seed.
 
@@ -184,8 +185,7 @@ def own_best_rates(points: Sequence[Mapping[str, Any]], baseline: str) -> dict[s
         base = own[baseline]
         for arm, values in own.items():
             if values is not None and base is not None and arm != baseline:
-                per_seed = (values["eval_loss"]["per_seed"], base["eval_loss"]["per_seed"])
-                values["difference"] = paired_difference(*per_seed)
+                values["difference"] = difference(_losses(group, arm), _losses(group, baseline))
         found.append(
             {
                 "settings": _without(group[0]["settings"], rates),
@@ -201,14 +201,21 @@ def _without(settings: Mapping[str, Any], fields: Sequence[str]) -> dict[str, An
     return {field: value for field, value in settings.items() if field not in fields}
 
 
+def _losses(group: Sequence[Mapping[str, Any]], arm: str) -> Float[np.ndarray, "R S"]:
+    """The losses of an arm by rate and seed; infinite at a rate at which it diverged."""
+    seeds = next(len(v["per_seed"]) for point in group for v in point["eval_loss"].values() if v is not None)
+    found = [point["eval_loss"][arm] for point in group]
+    return np.array([np.full(seeds, np.inf) if values is None else values["per_seed"] for values in found])
+
+
 def _own_rate(group: Sequence[Mapping[str, Any]], rates: Sequence[str], arm: str) -> dict[str, Any] | None:
     """The best rates of one arm, its loss at them, and which of them lie at an edge of the grid."""
     trained = [point for point in group if point["eval_loss"][arm] is not None]
     if not trained:
         return None
-    losses_RxS = np.array([point["eval_loss"][arm]["per_seed"] for point in trained])
+    losses_RxS = _losses(trained, arm)
     best = trained[int(np.argmin(losses_RxS.mean(axis=1)))]
-    chosen_S = choose_left_out(losses_RxS)
+    own_S = at_own_best(losses_RxS)
     edges = []
     for field in rates:
         tried = {point["settings"][field] for point in group} - {0.0}  # 0 stands for another field's rate
@@ -218,7 +225,6 @@ def _own_rate(group: Sequence[Mapping[str, Any]], rates: Sequence[str], arm: str
         "index": best["index"],
         "rates": {field: best["settings"][field] for field in rates},
         "at_edge": edges,
-        "eval_loss": summarize(losses_RxS[chosen_S, np.arange(chosen_S.size)].tolist()),
+        "eval_loss": {"mean": float(own_S.mean()), "ci95": None, "per_seed": own_S.tolist()},
         "difference": None,
-        "rates_per_seed": [{field: trained[r]["settings"][field] for field in rates} for r in chosen_S],
     }

@@ -2,12 +2,16 @@
 
 import html
 import itertools
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from jaxtyping import Float
 from matplotlib.figure import Figure
 
+from tied_lm.ownbest import FEWEST_SEEDS
 from tied_lm.report import COLORS, html_table, new_figure, svg, write_page
 from tied_lm.sweep import short_names, show
 from tied_lm.verdict import with_interval
@@ -90,8 +94,14 @@ def sentences(results: Mapping[str, Any]) -> list[str]:
         )
     if results["rates"]:
         how = (
-            'In the rows "own best" each arm has its own rate, chosen for each seed by the mean loss over the other '
-            "seeds, so that no loss helped to choose its own rate."
+            'In the rows "own best" each arm has its own rate: half of the seeds choose it and the others are measured '
+            "at it, in turns, so that no loss helped to choose its own rate; "
+            + (
+                "the interval is that of a permutation test, in which the arms are swapped within seeds and choose "
+                "anew."
+                if seeds >= FEWEST_SEEDS
+                else f"with fewer than {FEWEST_SEEDS} seeds they describe, and tell no arms apart."
+            )
             if seeds > 1
             else 'In the rows "own best" each arm has its own rate, chosen on the very seed that is compared, which '
             "flatters all arms: more seeds (--config.compare.seeds=5) choose fairly and give an interval."
@@ -122,11 +132,13 @@ def _lines(entries: list[tuple[str, Mapping[str, Any], Mapping[str, Any] | None]
     return lines
 
 
-def _errors(differences: list[Mapping[str, Any]]) -> list[float] | None:
-    """Half widths of the intervals, which are symmetric."""
-    if differences[0]["ci95"] is None:
-        return None
-    return [(d["ci95"][1] - d["ci95"][0]) / 2 for d in differences]
+def _errors(differences: list[Mapping[str, Any]]) -> Float[np.ndarray, "2 points"]:
+    """How far the intervals reach below and above the means; NaN where there is none."""
+    reach = [
+        (math.nan, math.nan) if d["ci95"] is None else (d["mean"] - d["ci95"][0], d["ci95"][1] - d["mean"])
+        for d in differences
+    ]
+    return np.array(reach, float).T
 
 
 def _axis(results: Mapping[str, Any]) -> tuple[str, dict[str, float], bool]:
