@@ -188,8 +188,8 @@ def test_an_lstm_by_name(make_config):
         ("depth", "0", r"1 \| 2 \| 3"),
         ("depth", "4", r"1 \| 2 \| 3"),
         ("width", "-1", "at least 0"),
-        ("dropout", "1.0", "0 or more, below 1"),
-        ("dropout", "-0.1", "0 or more, below 1"),
+        ("dropout", "1.0", r"0 or more, below 1 \(as float32\)"),
+        ("dropout", "-0.1", r"0 or more, below 1 \(as float32\)"),
     ],
 )
 def test_options_of_an_lstm(make_config, field, value, allowed):

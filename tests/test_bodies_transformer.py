@@ -183,7 +183,7 @@ def test_a_transformer_by_name(make_config):
         (32, "heads", 0, "at least 1"),
         (32, "depth", 0, "at least 1"),
         (32, "width", -1, "at least 0"),
-        (32, "dropout", 1.0, "0 or more, below 1"),
+        (32, "dropout", 1.0, r"0 or more, below 1 \(as float32\)"),
     ],
 )
 def test_options_of_a_transformer(make_config, features, field, value, allowed):

@@ -18,8 +18,10 @@ def opened_without_encoding(source):
         match call.func:
             case ast.Attribute(attr="read_text" | "write_text"):
                 text = True
-            case ast.Name(id="open") | ast.Attribute(attr="open", value=ast.Name(id="io" | "os")):
+            case ast.Name(id="open") | ast.Attribute(attr="open", value=ast.Name(id="io")):
                 text = not any(isinstance(a, ast.Constant) and "b" in str(a.value) for a in call.args[1:2])
+            case ast.Attribute(attr="open", value=ast.Name(id="os")):
+                text = False  # a descriptor, whose bytes have no encoding
             case ast.Attribute(attr="open"):  # of a path; without a mode it may be of any class
                 text = any("b" not in str(a.value) for a in call.args[:1] if isinstance(a, ast.Constant))
             case _:
