@@ -221,7 +221,7 @@ def run(main: Callable[[list[str], threading.Event], None]) -> NoReturn:
         os._exit(1)
     except Exception as error:
         # Not at the top, so that --help and most mistakes answer before the libraries are loaded.
-        from tied_lm.checkpoint import Damaged
+        from tied_lm.durable import Damaged
         from tied_lm.loop import Diverged, Interrupted
 
         if isinstance(error, Interrupted):

@@ -32,6 +32,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
 
     from tied_lm import comparison as c
     from tied_lm import folder, sweep
+    from tied_lm.durable import write_json
     from tied_lm.resources import check_disk, shown
     from tied_lm.sweepreport import PAGE, sentences, table_rows, write_sweep_page
     from tied_lm.text import told
@@ -63,7 +64,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
         return
     with folder.locked(place, wait=True):
         results = sweep.results(the_sweep)
-        folder.write_json(place / sweep.RESULTS, results)
+        write_json(place / sweep.RESULTS, results)
         write_sweep_page(place, results)
     print(table(table_rows(results)))
     print("\n" + "\n".join(sentences(results)))
@@ -79,8 +80,8 @@ def _start_of(point: str, progress: "Progress") -> Callable[[str, int], Callable
 def _do(points: "list[Point]", stop: threading.Event) -> dict[str, str]:
     """Do points one after the other; the names of those that failed, and why."""
     from experiments.progress import Progress
-    from tied_lm.checkpoint import Damaged
     from tied_lm.comparison import complete, read_diverged
+    from tied_lm.durable import Damaged
 
     progress = Progress([(f"{p.place.name} {arm}", n) for p in points for arm, n in p.plan.updates()])
     failed = {}

@@ -11,6 +11,7 @@ from tensorboard.util import tensor_util
 from tests import tiny
 from tied_lm import open_run
 from tied_lm.board import Board, cut_events
+from tied_lm.durable import read_json
 from tied_lm.histogram import BINS, EDGES, log_histogram
 
 PARTS = ("lookup", "scoring", "pull", "push", "total")
@@ -152,7 +153,7 @@ def text_of(place, tag):
 def test_the_config_and_the_followed_tokens_as_text(run):
     _, place = run
     config = text_of(place, "config").removeprefix("```json\n").removesuffix("\n```")
-    assert json.loads(config) == json.loads((place / "config.json").read_text())
+    assert json.loads(config) == read_json(place / "config.json", "")
     tokens = text_of(place, "tokens")
     assert "| frequent_0 | 0 | 0 |" in tokens
     assert "| named_7 | 7 | 7 |" in tokens

@@ -13,8 +13,9 @@ import orbax.checkpoint as ocp
 import pytest
 
 from tests import tiny
-from tied_lm.checkpoint import Checkpoints, Damaged
+from tied_lm.checkpoint import Checkpoints
 from tied_lm.config import ConfigError
+from tied_lm.durable import Damaged
 from tied_lm.train import TrainState, Window
 
 CONFIG = {"train": {"steps": 9}}

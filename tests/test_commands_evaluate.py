@@ -9,9 +9,8 @@ from experiments import evaluate
 from tests import tiny
 from tests.test_commands import contents
 from tied_lm import open_run, resources
-from tied_lm.checkpoint import Damaged
 from tied_lm.config import ConfigError
-from tied_lm.folder import write_json
+from tied_lm.durable import Damaged, write_json
 
 CONFIG = tiny.make_config()
 

@@ -10,7 +10,7 @@ from experiments import compare
 from tests import tiny
 from tests.test_commands import SMALL
 from tied_lm import open_run
-from tied_lm.folder import write_json
+from tied_lm.durable import write_json
 from tied_lm.report import _median
 from tied_lm.statistics import summarize
 from tied_lm.verdict import with_interval

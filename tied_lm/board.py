@@ -1,7 +1,6 @@
 """What TensorBoard shows of a run: scalars, histograms of row norms, and text."""
 
 import math
-import os
 import struct
 import time
 import uuid
@@ -9,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import crc32c
 import numpy as np
 from jaxtyping import Int
 from tensorboardX import summary
@@ -16,7 +16,14 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.proto.summary_pb2 import Summary
 
+from tied_lm.durable import Damaged, replace
 from tied_lm.histogram import EDGES
+
+
+def _masked(data: bytes) -> int:
+    """The checksum of a record's parts, as TFRecord masks it."""
+    crc = crc32c.crc32c(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def cut_events(path: Path, first_step: int) -> None:
@@ -30,15 +37,16 @@ def cut_events(path: Path, first_step: int) -> None:
         # A record is its length (8 bytes), the length's checksum (4), the event, and the event's checksum (4).
         (size,) = struct.unpack_from("<Q", data, position)
         end = position + 16 + size
+        checks = [(position, position + 8)] + [(position + 12, end - 4)] * (end <= len(data))
+        if any(struct.unpack_from("<I", data, stop) != (_masked(data[start:stop]),) for start, stop in checks):
+            raise Damaged(f"{path} is damaged (a checksum differs); remove it to continue without its curves")
         if end > len(data):
             break
         event = Event.FromString(data[position + 12 : end - 4])
         if not event.HasField("summary") or event.step < first_step:
             kept += data[position:end]
         position = end
-    new = path.with_name(path.name + ".new")
-    new.write_bytes(kept)
-    os.replace(new, path)
+    replace(path, bytes(kept))
 
 
 class Board:
@@ -51,9 +59,13 @@ class Board:
             label: part of the name of the event file, in a folder where others write events that are not to be cut.
         """
         for path in folder.glob(f"events.out.tfevents.*{label}.????????"):
-            cut_events(path, first_step)
+            if first_step:
+                cut_events(path, first_step)
+            else:
+                path.unlink()
         # tensorboardX's own writer has a queue that a flush does not empty; its file writer has none. The suffix
         # keeps two writers that open within one second from sharing a file.
+        self.folder, self.label = folder, label
         self.writer = EventsWriter(str(folder / "events"), filename_suffix=f"{label}.{uuid.uuid4().hex[:8]}")
 
     def _add(self, step: int, *summaries: Any) -> None:
@@ -81,6 +93,10 @@ class Board:
     def charts(self, layout: dict[str, dict[str, list[object]]]) -> None:
         """Custom charts: {category: {title: ["Multiline", [tags]]}}."""
         self._add(0, summary.custom_scalars(layout))
+
+    def files(self) -> list[Path]:
+        """The event files, which only grow."""
+        return sorted(self.folder.glob(f"events.out.tfevents.*{self.label}.????????"))
 
     def flush(self) -> None:
         self.writer.flush()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tied_lm import folder
 from tied_lm.config import ConfigError
+from tied_lm.durable import write_json
 
 META = "meta.json"
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
@@ -72,7 +73,7 @@ def _make(place: Path, write: Callable[[Path], None]) -> None:
     try:
         write(new)
         hashes = {path.name: hash_of(path) for path in sorted(new.iterdir())}
-        folder.write_json(new / META, {"files": hashes, "sha256": _hash_of(place.name, hashes)})
+        write_json(new / META, {"files": hashes, "sha256": _hash_of(place.name, hashes)})
         for path in new.iterdir():
             path.chmod(0o600)
         new.rename(place)

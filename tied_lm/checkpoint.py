@@ -17,13 +17,10 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
 from tied_lm.config import ConfigError, choose
+from tied_lm.durable import Damaged
 from tied_lm.train import TrainState
 
 METRIC = "loss/eval"
-
-
-class Damaged(RuntimeError):
-    """A checkpoint that cannot be trusted; the message names it and says what can be done."""
 
 
 def _digest(state: TrainState) -> str:

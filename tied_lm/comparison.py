@@ -26,6 +26,7 @@ from tied_lm.config import (
     resolved,
     to_dict,
 )
+from tied_lm.durable import read_json, write_json
 from tied_lm.loop import Diverged, train_run
 from tied_lm.matching import match
 from tied_lm.optimizer import highest_rate
@@ -149,7 +150,7 @@ def check_folder(place: Path, values: dict[str, Any], file: str = folder.CONFIG)
     """
     folder.check(place, values, ignore=("compare.seeds",), file=file)
     path = place / file
-    there = json.loads(path.read_text(encoding="utf-8"))["compare"]["seeds"] if path.exists() else 0
+    there = read_json(path, "restore it")["compare"]["seeds"] if path.exists() else 0
     if values["compare"]["seeds"] < there:
         raise ConfigError(
             "compare.seeds", values["compare"]["seeds"], f"at least {there}, which the folder was made with"
@@ -157,13 +158,13 @@ def check_folder(place: Path, values: dict[str, Any], file: str = folder.CONFIG)
 
 
 def read_summary(place: Path) -> dict[str, Any]:
-    return json.loads((place / SUMMARY).read_text(encoding="utf-8"))
+    return read_json(place / SUMMARY, "remove that file, and the same command makes it again")
 
 
 def read_diverged(place: Path) -> dict[str, str]:
     """The arms that are known to diverge, each with the reason."""
     path = place / DIVERGED
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+    return read_json(path, "remove that file, and the same command finds those arms again") if path.exists() else {}
 
 
 def is_complete(place: Path, plan: Plan) -> bool:
@@ -199,7 +200,7 @@ def complete(
         Interrupted, Damaged: see `train_run`.
     """
     with folder.locked(place):
-        folder.write_json(place / folder.CONFIG, plan.values)
+        write_json(place / folder.CONFIG, plan.values)
         diverged = read_diverged(place)
         for name, config in plan.comparison.runs():
             if name in diverged:
@@ -211,9 +212,9 @@ def complete(
                 train_run(arm.trainer, config, stream, run_folder(place, name, config), stop, progress)
             except Diverged as error:
                 diverged[name] = str(error)
-                folder.write_json(place / DIVERGED, diverged)
+                write_json(place / DIVERGED, diverged)
         summary = summarize_comparison(plan, place)
-        folder.write_json(place / SUMMARY, summary)
+        write_json(place / SUMMARY, summary)
         write_report(place, summary)
 
 

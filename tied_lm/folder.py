@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tied_lm import manifest
 from tied_lm.config import ConfigError, differing_fields
+from tied_lm.durable import Damaged, read_json
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
@@ -28,13 +30,6 @@ def cache_folder() -> Path:
         raise ConfigError("XDG_CACHE_HOME", None, "a folder, since no home is known") from None
 
 
-def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Replace a file in one go, so that no reader meets half of it."""
-    new = path.with_name(path.name + ".new")
-    new.write_text(json.dumps(values, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    new.replace(path)
-
-
 def check(folder: Path, values: Mapping[str, Any], ignore: tuple[str, ...] = (), file: str = CONFIG) -> None:
     """Refuse a folder that is not free for this config.
 
@@ -48,15 +43,17 @@ def check(folder: Path, values: Mapping[str, Any], ignore: tuple[str, ...] = (),
     path = folder / file
     if path.exists():
         try:
-            old = dict(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, TypeError, ValueError):
-            raise ConfigError("workdir", str(folder), f"a folder whose {file} can be read") from None
+            old = read_json(path, "restore it")
+        except (OSError, Damaged) as error:
+            raise ConfigError("workdir", str(folder), f"a folder whose {file} can be read ({error})") from None
         unversioned = {"version": 1}  # what older folders lack
         found = differing_fields(unversioned | old, unversioned | dict(values))
         differences = [difference for difference in found if difference.split(":")[0] not in ignore]
         if differences:
             raise ConfigError("workdir", str(folder), f"a folder of the same config; here {'; '.join(differences)}")
-    elif folder.exists() and (not folder.is_dir() or any(p.name != LOCK for p in folder.iterdir())):
+    elif folder.exists() and (
+        not folder.is_dir() or any(p.name not in (LOCK, f"{file}.new") for p in folder.iterdir())
+    ):
         raise ConfigError("workdir", str(folder), "a new or empty folder, or one of an earlier run")
 
 
@@ -72,10 +69,11 @@ def locked(folder: Path, wait: bool = False) -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / LOCK).open("w", encoding="utf-8")
+        # Whatever else has that name is left as it is.
+        file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise ConfigError("workdir", str(folder), f"a folder that can be written ({error.strerror})") from None
-    with file:
+    with os.fdopen(file, "r+b", buffering=0):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except OSError:
@@ -84,10 +82,28 @@ def locked(folder: Path, wait: bool = False) -> Iterator[None]:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl, with NaN for what is undefined; a torn last line is left out."""
+    """The lines of metrics.jsonl that its manifest vouches for, with NaN for what is undefined.
+
+    Without a manifest all lines are taken, but for a torn last one.
+
+    Raises:
+        Damaged: they are not what was written.
+    """
     path = folder / METRICS
-    lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else [""]
-    found = [json.loads(line) for line in lines[:-1]]
+    entry = manifest.read(folder).get(METRICS)
+    try:
+        if entry is not None:
+            data = manifest.vouched(folder, METRICS, entry)
+        else:
+            data = path.read_bytes() if path.exists() else b""
+        found = [dict(json.loads(line)) for line in data.split(b"\n")[:-1]]
+    except Damaged:
+        # A run that is continued cuts its logs, and takes the manifest away first.
+        if manifest.read(folder).get(METRICS) == entry:
+            raise
+        return read_metrics(folder)
+    except (ValueError, TypeError):
+        raise Damaged(f"{path} is damaged (a line is no JSON object); {manifest.AGAIN}") from None
     return [{tag: math.nan if value is None else value for tag, value in line.items()} for line in found]
 
 

@@ -10,16 +10,21 @@ from jaxtyping import Float, Int
 
 from tied_lm import bands as bands_
 from tied_lm.board import Board
+from tied_lm.durable import Damaged
 from tied_lm.embedding import VocabularyModel
+from tied_lm.folder import METRICS
 from tied_lm.gradients import PARTS, RowStats
+from tied_lm.manifest import AGAIN, Manifest
 from tied_lm.metrics import Metrics
 from tied_lm.records import Evaluation, Probe, Record
 from tied_lm.rowboard import RowBoard, attributes_of, tracked_tokens
 from tied_lm.rowlog import RowLog
+from tied_lm.schedule import Schedule
 
 ROWS = "rows.zarr"
 PROBE = "probe.zarr"
 HELDOUT = "heldout.zarr"
+METRIC = "loss/eval"
 
 
 class Journal:
@@ -42,10 +47,9 @@ class Journal:
         clusters: Int[np.ndarray, "S"],
         evaluated: tuple[str, ...] = (),
     ):
-        self.untied_from = untied_from
+        self.folder, self.untied_from = folder, untied_from
         self.suffixes = {name: f"_{name}" if len(model.vocabulary) > 1 else "" for name in model.vocabulary}
-        self.metrics = Metrics(folder, first_step)
-
+        self.manifest = Manifest(folder, first_step)
         fields = (*RowStats._fields, *model.push_parts)
         stats = {name: attributes_of(name, untied_from) for name in fields}
         about = {"update": "of the update from this step to the next; none follows the last", "weight": "at this step"}
@@ -62,8 +66,11 @@ class Journal:
             constants,
             first_step,
             token_strings,
+            entry=self.manifest.found.get(ROWS),
         )
-        self.probe = RowLog(folder / PROBE, stats, constants, first_step, token_strings)
+        self.probe = RowLog(
+            folder / PROBE, stats, constants, first_step, token_strings, entry=self.manifest.found.get(PROBE)
+        )
 
         self.heldout = RowLog(
             folder / HELDOUT,
@@ -73,12 +80,36 @@ class Journal:
             {"cluster": clusters},
             first_step,
             dimension="sequence",
+            entry=self.manifest.found.get(HELDOUT),
         )
 
+        # Last, since these keep a file open, and the logs above may turn out to be damaged.
+        self.metrics = Metrics(folder, first_step)
         self.board = Board(folder, first_step)
         self.row_board = RowBoard(untied_from != 0, bands, tracked_tokens(frequencies, config["log"]["tokens"]))
         if first_step == 0:
             self._describe(config, token_strings, bands)
+        self.flush()
+
+    def check_whole(self, schedule: Schedule, first_step: int) -> None:
+        """See that every step that the schedule had before a checkpoint stands in every log.
+
+        Raises:
+            Damaged: the steps that are missing are named.
+        """
+        tags = self.metrics.tags
+        for name, wanted, found in (
+            (ROWS, schedule.rows, self.rows.kept_steps),
+            (PROBE, schedule.probes, self.probe.kept_steps),
+            (METRICS, schedule.scalars, [step for step in tags if "time/seconds" in tags[step]]),
+            (METRICS, schedule.evaluations, [step for step in tags if METRIC in tags[step]]),
+        ):
+            missing = sorted({step for step in wanted if step < first_step} - set(found))
+            if missing:
+                self.board.close()
+                self.metrics.file.close()
+                steps = ", ".join(map(str, missing[:5])) + (" ..." if len(missing) > 5 else "")
+                raise Damaged(f"{self.folder / name} lacks what was written at step {steps}; {AGAIN}")
 
     def _describe(self, config: Mapping[str, Any], token_strings: list[str], bands: Int[np.ndarray, "V"]) -> None:
         self.board.text("config", "```json\n" + json.dumps(config, indent=2) + "\n```")
@@ -136,6 +167,8 @@ class Journal:
         self.heldout.flush()
         self.board.flush()
         self.metrics.flush()
+        logs = {ROWS: self.rows.entry(), PROBE: self.probe.entry(), HELDOUT: self.heldout.entry()}
+        self.manifest.publish([*self.board.files(), self.metrics.path], logs)
 
     def close(self) -> None:
         self.flush()

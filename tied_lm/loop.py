@@ -18,6 +18,7 @@ from tied_lm.background import Background
 from tied_lm.checkpoint import METRIC, Checkpoints
 from tied_lm.clock import Clock
 from tied_lm.config import VERSION, Config, to_dict
+from tied_lm.durable import write_json
 from tied_lm.interrupts import stopped_by_interrupt
 from tied_lm.journal import Journal
 from tied_lm.records import Evaluation, Probe, Records
@@ -110,7 +111,7 @@ def train_run(
         progress(config.train.steps)
         return
     place.mkdir(parents=True, exist_ok=True)
-    folder.write_json(place / folder.CONFIG, values)
+    write_json(place / folder.CONFIG, values)
     checkpoints = Checkpoints(place / "checkpoints", config.checkpoint.keep)
     try:
         with stopped_by_interrupt(stop):
@@ -160,6 +161,7 @@ class _Loop:
             stream.heldout_clusters(self._held(config.data.eval_tokens)).ids,
             stream.evaluated,
         )
+        self.journal.check_whole(schedule, self.step)
         self.background = Background(WAITING_RECORDS)
         self.dispatch_updates = 1  # adapted to the time they take
         self.clock = Clock()

@@ -2,10 +2,10 @@
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from tied_lm.durable import replace
 from tied_lm.folder import METRICS, read_metrics
 
 
@@ -18,11 +18,10 @@ class Metrics:
     """Writes metrics.jsonl, one line for each step. Opening it cuts off everything from `first_step` on."""
 
     def __init__(self, folder: Path, first_step: int):
-        kept = [line for line in read_metrics(folder) if line["step"] < first_step]
-        new = folder / (METRICS + ".new")
-        new.write_text("".join(map(_json, kept)), encoding="utf-8")
-        os.replace(new, folder / METRICS)
-        self.file = (folder / METRICS).open("a", encoding="utf-8")
+        kept = [line for line in read_metrics(folder) if line["step"] < first_step] if first_step else []
+        self.path, self.tags = folder / METRICS, {int(line["step"]): set(line) for line in kept}
+        replace(self.path, "".join(map(_json, kept)).encode())
+        self.file = self.path.open("a", encoding="utf-8")
         self.lines: list[str] = []
 
     def append(self, step: int, scalars: Mapping[str, float]) -> None:

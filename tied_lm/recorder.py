@@ -21,6 +21,7 @@ from tied_lm.folder import CONFIG, METRICS, locked, read_metrics
 from tied_lm.gradients import RowStats
 from tied_lm.histogram import log_histogram
 from tied_lm.journal import ROWS
+from tied_lm.manifest import Manifest
 from tied_lm.metrics import Metrics
 from tied_lm.rowboard import RowBoard, attributes_of, norms_in, tracked_tokens
 from tied_lm.rowlog import RowLog
@@ -92,7 +93,7 @@ class RowRecorder:
             if first_step is None:
                 self.next_step = max((line["step"] + 1 for line in read_metrics(self.folder)), default=0)
             self.lock = lock.pop_all()
-        self.writers: tuple[RowLog, Board, Metrics] | None = None
+        self.writers: tuple[RowLog, Board, Metrics, Manifest] | None = None
         self.flushed, self.closed = time.monotonic(), False
         _open_here[self.folder.resolve()] = self
 
@@ -128,7 +129,7 @@ class RowRecorder:
             self.writers = self._open(rows._fields)
         elif set(fields) != set(self.writers[0].arrays) - {"step"}:
             raise ValueError(f"these are {', '.join(fields)}; the records before had other fields")
-        log, board, metrics = self.writers
+        log, board, metrics, _ = self.writers
         self.next_step = step + 1  # before anything is written, so that an interrupt leads to no step twice
         log.append(step, fields)
         histograms = {part: np.asarray(_log_histogram(fields[part])) for part in norms_in(rows._fields)}
@@ -156,7 +157,7 @@ class RowRecorder:
                 raise ValueError(f"{name} is not finite at step {step}")
         return rows
 
-    def _open(self, fields: Sequence[str]) -> tuple[RowLog, Board, Metrics]:
+    def _open(self, fields: Sequence[str]) -> tuple[RowLog, Board, Metrics, Manifest]:
         self._check(fields)
         first, bands = self.next_step, self.row_board.bands
         constants: dict[str, Any] = {"token": np.arange(self.vocab_size)}
@@ -164,13 +165,14 @@ class RowRecorder:
             constants |= {"frequency": self.frequencies, "band": bands}
         attributes = {name: attributes_of(name, None if self.row_board.tied else 0) for name in fields}
         token_strings = [visible(text) for text in self.token_strings or map(str, range(self.vocab_size))]
-        log = RowLog(self.folder / ROWS, attributes, constants, first, token_strings)
+        manifest = Manifest(self.folder, first)
+        log = RowLog(self.folder / ROWS, attributes, constants, first, token_strings, entry=manifest.found.get(ROWS))
         board = Board(self.folder, first, LABEL)
         if first == 0 or not read_metrics(self.folder):
             self.row_board.show_tokens(board, token_strings)
             if bands is not None:
                 board.charts(self.row_board.charts(fields, "batch, by band"))
-        return log, board, Metrics(self.folder, first)
+        return log, board, Metrics(self.folder, first), manifest
 
     def _check(self, fields: Sequence[str]) -> None:
         """Refuse to continue rows of another kind."""
@@ -191,10 +193,11 @@ class RowRecorder:
     def flush(self) -> None:
         """Put all that was recorded on the disk. The metrics come last: what they hold, the rest holds too."""
         if self.writers is not None:
-            log, board, metrics = self.writers
+            log, board, metrics, manifest = self.writers
             log.flush()
             board.flush()
             metrics.flush()
+            manifest.publish([*board.files(), metrics.path], {ROWS: log.entry()})
         self.flushed = time.monotonic()
 
     def close(self) -> None:
@@ -202,7 +205,7 @@ class RowRecorder:
         try:
             self.flush()
             if self.writers is not None:
-                _, board, metrics = self.writers
+                _, board, metrics, _ = self.writers
                 board.close()
                 metrics.close()
         finally:

@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tied_lm.bands import NAMES
+from tied_lm.durable import replace
 from tied_lm.gradients import PARTS
 from tied_lm.runs import Run, open_run
 from tied_lm.statistics import interval
@@ -185,9 +186,7 @@ def _relative_updates(runs: Mapping[str, list[Run]]) -> Figure:
 def write_page(path: Path, title: str, parts: list[str]) -> None:
     """Replace a self-contained HTML file in one go."""
     head = f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}</title><style>{STYLE}</style>"
-    new = path.with_name(path.name + ".new")
-    new.write_text("\n".join([head, f"<h1>{html.escape(title)}</h1>", *parts, "</html>\n"]), encoding="utf-8")
-    new.replace(path)
+    replace(path, "\n".join([head, f"<h1>{html.escape(title)}</h1>", *parts, "</html>\n"]).encode())
 
 
 def html_table(rows: list[list[str]]) -> str:

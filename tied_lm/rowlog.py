@@ -1,19 +1,82 @@
 """The history of every row, as a zarr group that xarray opens."""
 
 import json
-import os
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import crc32c
 import numpy as np
 import tensorstore as ts
 from jaxtyping import Float
+
+from tied_lm.durable import Damaged, checksum, replace, sync_folders
+from tied_lm.manifest import AGAIN
 
 STEPS_IN_CHUNK = 64
 STEPS_IN_BLOCK = 32  # written at once; half a chunk, to hold less in memory
 TOKENS_IN_CHUNK = 4096
 STRINGS = "strings"
+
+Read = Callable[[Any], np.ndarray]
+
+
+def crc_of(array: Any, length: int | None, read: Read) -> int:
+    """CRC-32C of the values of the first records, or of all; a block is read at a time."""
+    crc, end = 0, array.shape[0] if length is None else length
+    for start in range(0, end, STEPS_IN_CHUNK) if array.ndim == 2 else (0,):
+        part = array[start : min(start + STEPS_IN_CHUNK, end) if array.ndim == 2 else end]
+        crc = int(crc32c.crc32c(np.ascontiguousarray(read(part)).tobytes(), crc))
+    return crc
+
+
+def _fixed(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Zarr's metadata without the number of records."""
+    return {
+        name: values | {"shape": values["shape"][1:]} if values["dimension_names"][0] == "step" else values
+        for name, values in sorted(metadata.items())
+    }
+
+
+def check(
+    folder: Path, entry: Mapping[str, Any], metadata: Mapping[str, Any], arrays: Mapping[str, Any], read: Read
+) -> None:
+    """Compare a log with its entry in the manifest.
+
+    Args:
+        metadata: zarr's, by array.
+        arrays: by name.
+        read: the values of a part of an array.
+
+    Raises:
+        Damaged: it is not what was written.
+    """
+    with readable(folder):
+        wrong = [] if checksum(_fixed(metadata)) == entry["metadata"] else ["metadata"]
+        for name, crc in entry["arrays"].items():
+            length = entry["length"] if metadata[name]["dimension_names"][0] == "step" else None
+            if name not in arrays or arrays[name].shape[0] < (length or 0) or crc_of(arrays[name], length, read) != crc:
+                wrong.append(name)
+    if wrong:
+        raise Damaged(f"{folder} is damaged (the checksum of {', '.join(wrong)} differs); {AGAIN}")
+
+
+@contextmanager
+def readable(folder: Path) -> Iterator[None]:
+    """Say in one line what is wrong with a log that cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        if not isinstance(error, FileNotFoundError):
+            raise
+        raise Damaged(f"{folder} is damaged ({error}); {AGAIN}") from error
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RuntimeError) as error:
+        if isinstance(error, Damaged):
+            raise
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise Damaged(f"{folder} is damaged ({reason}); {AGAIN}") from error
 
 
 class RowLog:
@@ -31,6 +94,7 @@ class RowLog:
         first_step: int,
         token_strings: Sequence[str] = (),
         dimension: str = "token",
+        entry: Mapping[str, Any] | None = None,
     ):
         """Create the group, or open it and cut off everything from `first_step` on.
 
@@ -39,22 +103,73 @@ class RowLog:
             constants: values of each row that do not change.
             token_strings: an attribute of `token`, since zarr has no strings that every reader knows.
             dimension: what a record has a value for each of.
+            entry: of the manifest, which vouches for what is there.
+
+        Raises:
+            Damaged: it is not what was written.
         """
+        if not first_step and folder.exists():
+            shutil.rmtree(folder)
         self.folder, self.dimension = folder, dimension
+        with readable(folder):
+            self._open_all(fields, constants, first_step, token_strings, entry)
+
+    def _open_all(
+        self,
+        fields: Mapping[str, dict[str, Any]],
+        constants: Mapping[str, Float[np.ndarray, "V"]],
+        first_step: int,
+        token_strings: Sequence[str],
+        entry: Mapping[str, Any] | None,
+    ) -> None:
+        folder = self.folder
         (vocab_size,) = {values.size for values in constants.values()}
         self.pending: list[tuple[int, dict[str, Float[np.ndarray, "V"]]]] = []
         self.arrays = {
-            name: self._open(name, ("step", dimension), (0, vocab_size), "float32", a) for name, a in fields.items()
+            name: self._open(name, ("step", self.dimension), (0, vocab_size), "float32", attributes)
+            for name, attributes in fields.items()
         }
         steps = self._open("step", ("step",), (0,), "int64", {"units": "updates"})
         if not (folder / "zarr.json").exists():
-            for name, values in {dimension: np.arange(vocab_size), **constants}.items():
+            for name, values in {self.dimension: np.arange(vocab_size), **constants}.items():
                 kind = "int64" if values.dtype.kind == "i" else "float64"
-                attributes = {STRINGS: list(token_strings)} if name == dimension and token_strings else {}
-                self._open(name, (dimension,), values.shape, kind, attributes).write(values.astype(kind)).result()
+                attributes = {STRINGS: list(token_strings)} if name == self.dimension and token_strings else {}
+                self._open(name, (self.dimension,), values.shape, kind, attributes).write(values.astype(kind)).result()
         self.arrays["step"] = steps  # last, here and in every resize
-        kept = np.asarray(steps[: self._length()].read().result())
-        self._cut(int(np.searchsorted(kept, first_step)))
+        self.constants = self._metadata().keys() - self.arrays.keys()
+        length = self._length()
+        if entry is not None:
+            length = entry["length"]
+            everything = self.arrays | {name: self._constant(name) for name in self.constants}
+            check(folder, entry, self._metadata(), everything, lambda part: part.read().result())
+        kept = np.asarray(steps[:length].read().result())
+        length = int(np.searchsorted(kept, first_step))
+        self.crcs = {
+            name: crc_of(array, length, lambda part: part.read().result()) for name, array in self.arrays.items()
+        }
+        for name in self.constants:
+            self.crcs[name] = crc_of(self._constant(name), None, lambda part: part.read().result())
+        self._cut(length)
+
+    def _constant(self, name: str) -> Any:
+        """An array that is there."""
+        return self._open(name, (self.dimension,), (0,), "", {})
+
+    def _metadata(self) -> dict[str, Any]:
+        """Zarr's metadata by array."""
+        return {
+            path.parent.name: json.loads(path.read_text(encoding="utf-8"))
+            for path in sorted(self.folder.glob("*/zarr.json"))
+        }
+
+    def entry(self) -> dict[str, Any]:
+        """What the manifest holds of it: the number of records, and checksums of the values and of the metadata."""
+        return {"length": self.length, "metadata": checksum(_fixed(self._metadata())), "arrays": dict(self.crcs)}
+
+    @property
+    def kept_steps(self) -> list[int]:
+        """The steps that are written."""
+        return np.asarray(self.arrays["step"][: self.length].read().result()).tolist()
 
     def _open(
         self, name: str, dimensions: tuple[str, ...], shape: tuple[int, ...], kind: str, attributes: dict[str, Any]
@@ -73,7 +188,7 @@ class RowLog:
         }
         store = {"driver": "file", "path": str(self.folder.absolute() / name)}
         path = self.folder / name / "zarr.json"
-        spec: dict[str, Any] = {"driver": "zarr3", "kvstore": store}
+        spec: dict[str, Any] = {"driver": "zarr3", "kvstore": store, "store_data_equal_to_fill_value": True}
         return ts.open(
             spec if path.exists() else spec | {"metadata": metadata}, open=True, create=not path.exists()
         ).result()
@@ -96,10 +211,7 @@ class RowLog:
             self.arrays[name] = array.resize(exclusive_max=bounds).result()
 
     def _publish(self) -> None:
-        metadata = {
-            path.parent.name: json.loads(path.read_text(encoding="utf-8"))
-            for path in sorted(self.folder.glob("*/zarr.json"))
-        }
+        metadata = self._metadata()
         for name in self.arrays:
             metadata[name]["shape"][0] = self.length
         group = {
@@ -108,9 +220,8 @@ class RowLog:
             "attributes": {},
             "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": metadata},
         }
-        new = self.folder / "zarr.json.new"
-        new.write_text(json.dumps(group), encoding="utf-8")
-        os.replace(new, self.folder / "zarr.json")
+        sync_folders(self.folder)  # tensorstore waits for the files alone
+        replace(self.folder / "zarr.json", json.dumps(group).encode())
 
     def append(self, step: int, row_values: Mapping[str, Float[np.ndarray, "V"]]) -> None:
         """Add the record of a step; it is on disk after the next `flush`, or once a block is full."""
@@ -119,16 +230,28 @@ class RowLog:
             self.flush()
 
     def flush(self) -> None:
-        """Write the pending records."""
+        """Write the pending records.
+
+        Raises:
+            OSError: the disk does not take them.
+        """
         if not self.pending:
             return
+        try:
+            self._flush()
+        except ValueError as error:  # so tensorstore tells of a full disk, or of a folder that went away
+            raise OSError(f"{self.folder} cannot be written ({str(error).splitlines()[0][:200]})") from error
+
+    def _flush(self) -> None:
         start, end = self.length, self.length + len(self.pending)
         writes = []
         for name, array in self.arrays.items():
             values = [step if name == "step" else record[name] for step, record in self.pending]
             array = array.resize(exclusive_max=[end] if name == "step" else [end, None]).result()
             self.arrays[name] = array
-            writes.append(array[start:end].write(np.asarray(values, array.dtype.numpy_dtype)))
+            block = np.asarray(values, array.dtype.numpy_dtype)
+            self.crcs[name] = crc32c.crc32c(block.tobytes(), self.crcs[name])
+            writes.append(array[start:end].write(block))
         for write in writes:
             write.result()
         self.length, self.pending = end, []

@@ -1,15 +1,18 @@
 """Reading runs back, finished or still running."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import xarray as xr
 
+from tied_lm import manifest
 from tied_lm.config import Config, read_run
+from tied_lm.durable import Damaged, read_json
 from tied_lm.folder import CONFIG, METRICS, read_metrics
 from tied_lm.journal import HELDOUT, PROBE, ROWS
-from tied_lm.rowlog import STRINGS
+from tied_lm.rowlog import STRINGS, check, readable
 
 CONTENT = ("text_train", "text_heldout", "text_tokenizer")
 BESIDE = ("version", *CONTENT)  # in config.json, beside the fields of the config
@@ -40,13 +43,13 @@ class Run:
         path = self.folder / CONFIG
         if not path.exists():
             raise FileNotFoundError(f"{self.folder} has no {CONFIG}: its model and training are not this project's")
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json(path, "restore it")
         return read_run({name: value for name, value in values.items() if name not in BESIDE})
 
     @property
     def content(self) -> dict[str, Any]:
         """What the config does not say of the text: its sizes and hashes."""
-        values = json.loads((self.folder / CONFIG).read_text(encoding="utf-8"))
+        values = read_json(self.folder / CONFIG, "restore it")
         return {name: values[name] for name in CONTENT if name in values}
 
     def _lines(self) -> list[dict[str, Any]]:
@@ -98,7 +101,14 @@ class Run:
             raise FileNotFoundError(f"{self.folder} has no {name}: it was written by a RowRecorder, which has none")
         if not (path / "zarr.json").exists():
             raise FileNotFoundError(f"{path} has no data yet: the run has not written any rows so far")
-        rows = xr.open_zarr(path)
+        entry = manifest.read(self.folder).get(name)
+        try:
+            rows = _checked(path, entry)
+        except Damaged:
+            # A run that is continued cuts its logs, and takes the manifest away first.
+            if manifest.read(self.folder).get(name) == entry:
+                raise
+            return self._open_rows(name)
         if not rows.sizes["step"]:
             rows.close()
             raise FileNotFoundError(f"{path} has no data yet: the run has not written any rows so far")
@@ -107,10 +117,22 @@ class Run:
         return rows if strings is None else rows.assign_coords(token_string=("token", strings))
 
 
+def _checked(path: Path, entry: Mapping[str, Any] | None) -> xr.Dataset:
+    """A log as far as the manifest vouches for it."""
+    with readable(path):
+        rows = xr.open_zarr(path)
+        if entry is None:
+            return rows
+        group = json.loads((path / "zarr.json").read_text(encoding="utf-8"))
+        metadata = group["consolidated_metadata"]["metadata"]
+        check(path, entry, metadata, rows.variables, lambda part: part.values)
+        return rows.isel(step=slice(entry["length"]))
+
+
 def _check_is_run(folder: Path) -> None:
     """Refuse what is not the folder of one run, and name one that is, if there is one below."""
     config = folder / CONFIG
-    is_comparison = config.exists() and "compare" in json.loads(config.read_text(encoding="utf-8"))
+    is_comparison = config.exists() and "compare" in read_json(config, "restore it")
     if not is_comparison and (config.exists() or (folder / METRICS).exists()):
         return
     kind = "a comparison, not a run" if is_comparison else f"no run: it has neither {CONFIG} nor {METRICS}"

@@ -16,6 +16,7 @@ from jaxtyping import Float
 from tied_lm import comparison as c
 from tied_lm import folder
 from tied_lm.config import ConfigError, Data, build_comparison, flatten, override, put, resolved
+from tied_lm.durable import write_json
 from tied_lm.ownbest import at_own_best, difference
 from tied_lm.streams import Stream, with_vocabulary
 
@@ -72,7 +73,7 @@ class Sweep:
             c.check_folder(point.place, point.plan.values)
         with folder.locked(self.place, wait=True):
             c.check_folder(self.place, self.values, SWEEP)
-            folder.write_json(self.place / SWEEP, self.values)
+            write_json(self.place / SWEEP, self.values)
 
     def is_complete(self) -> bool:
         return all(point.is_complete() for point in self.points)

@@ -1,0 +1,78 @@
+"""Files that are whole after a crash, and JSON that tells when it was changed."""
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import crc32c
+
+SEAL = "crc32c"  # the last key of a JSON file: the checksum of the others, as they are dumped without spaces
+
+
+class Damaged(RuntimeError):
+    """A file that cannot be trusted; the message names it and says what can be done."""
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_folders(place: Path) -> None:
+    """Wait until all names in and below a folder are on the disk."""
+    for folder, _, _ in os.walk(place):
+        sync(Path(folder))
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Replace a file in one go: no reader meets half of it, and after a crash it is the old one or the new one."""
+    new = path.with_name(path.name + ".new")
+    try:
+        with new.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            new.unlink()
+        raise
+    sync(path.parent)
+
+
+def checksum(values: Mapping[str, Any]) -> int:
+    """CRC-32C of nested values as JSON."""
+    return int(crc32c.crc32c(json.dumps(values, separators=(",", ":")).encode()))
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Replace a file of nested values, sealed with their checksum."""
+    plain = json.loads(json.dumps(values, allow_nan=False))
+    replace(path, (json.dumps(plain | {SEAL: checksum(plain)}, indent=2) + "\n").encode())
+
+
+def read_json(path: Path, remedy: str) -> dict[str, Any]:
+    """What `write_json` wrote; files of before there were checksums are taken as they are.
+
+    Args:
+        remedy: what can be done where it is damaged.
+
+    Raises:
+        Damaged: it is no JSON object, or not the one that was written.
+        FileNotFoundError: there is none.
+    """
+    try:
+        values = json.loads(path.read_bytes().decode())
+        seal = values.pop(SEAL, None)
+    except (ValueError, AttributeError, TypeError):
+        raise Damaged(f"{path} is damaged (it is no JSON object); {remedy}") from None
+    if seal is not None and seal != checksum(values):
+        raise Damaged(f"{path} is damaged (its checksum differs); {remedy}")
+    return dict(values)
