@@ -56,9 +56,9 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     failed = _do(todo, stop) if alone else _share_out(todo, workers, arguments, stop)
     if failed:
         if index is not None:
-            sys.exit(f"error: {failed[points[index].place.name]}")
+            sys.exit(printable(f"error: {failed[points[index].place.name]}"))
         reasons = "; ".join(f"{name}: {problem}" for name, problem in failed.items())
-        sys.exit(f"error: {len(failed)} of {len(todo)} points failed: {reasons}")
+        sys.exit(printable(f"error: {len(failed)} of {len(todo)} points failed: {reasons}"))
     if not the_sweep.is_complete():
         print(f"{sum(p.is_complete() for p in points)} of {len(points)} points are complete", file=sys.stderr)
         return
