@@ -13,6 +13,7 @@ import pytest
 from experiments import sweep
 from experiments.workers import run_workers
 from tests.test_commands import ROOT, SMALL, call, contents, summary_of
+from tied_lm.comparison import read_diverged
 from tied_lm.config import ConfigError
 from tied_lm.folder import locked
 from tied_lm.loop import Interrupted
@@ -101,7 +102,7 @@ def test_a_point_that_fails_or_diverges_does_not_end_the_sweep(tmp_path, here, c
     err = capsys.readouterr().err
     assert "000-learning_rate=0.1 failed: workdir" in err
     assert "001-learning_rate=1e+20: tied diverged (" in err
-    assert set(json.loads((place / "001-learning_rate=1e+20" / "diverged.json").read_text())) == {"tied", "untied"}
+    assert set(read_diverged(place / "001-learning_rate=1e+20")) == {"tied", "untied"}
 
     out, err = here(*arguments)
     assert "1 of 2 points to do" in err
