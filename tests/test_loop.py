@@ -1,5 +1,6 @@
 """Whole runs in their folders: what they record, and that no stop changes it."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -354,7 +355,8 @@ def test_killed_in_the_middle_again_and_again(whole, tmp_path):
         done = subprocess.run(command, cwd=ROOT, env=os.environ | cache, capture_output=True, text=True, check=False)
         assert done.returncode == -signal.SIGKILL, done.stderr
         assert not is_finished(place, 39)
-        with open_run(place).rows as rows:
+        # A kill before the first checkpoint is whole leads back to step 0, and may leave no rows so far.
+        with contextlib.suppress(FileNotFoundError), open_run(place).rows as rows:
             assert rows.step.values.tolist() == tiny.ROW_STEPS[: rows.sizes["step"]]
             assert np.all(rows.scoring.values > 0)
     tiny.train(place, CONFIG)

@@ -98,7 +98,7 @@ def vocabulary_loss(
     inputs, as in a tied model without a body; V 256 to 1,000, D 16 to 64, N 512 to 2,048, w = 1/N:
 
         tokens, logit    float32                              bfloat16
-        uniform,  1      2e-7, 1e-6, 8e-8, 2e-6, 9e-7         6e-4, 5e-3, 3e-4, 7e-5, 3e-3
+        uniform,  1      2e-7, 2e-6, 8e-8, 2e-6, 9e-7         6e-4, 5e-3, 3e-4, 7e-5, 3e-3
         uniform, 25      1e-6, 7e-6, 2e-6, 4e-6, 1e-5         2e-2, 3e-2, 2e-2, 3e-3, 0.2
         uniform, 80      4e-6, 2e-5, 5e-6, 2e-5, 4e-5         2e-2, 9e-2, 4e-2, 8e-3, 0.4
         Zipf,     1      2e-6, 3e-6, 1e-7, 2e-6, 9e-7         2e-4, 7e-3, 3e-4, 6e-5, 3e-3
