@@ -85,7 +85,9 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     from tied_lm.checkpoint import Checkpoints
     from tied_lm.comparison import Arm
     from tied_lm.config import differing_fields
+    from tied_lm.durable import read_json
     from tied_lm.evaluation import evaluate
+    from tied_lm.folder import CONFIG
     from tied_lm.resources import check_sampling
     from tied_lm.streams import named_key
     from tied_lm.train import build_stream
@@ -106,7 +108,8 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     trainer = Arm.of(config, stream).trainer
     checkpoints = Checkpoints(flags.run / "checkpoints", config.checkpoint.keep, read_only=True)
     step = checkpoints.find(flags.step)
-    state = checkpoints.restore(*(phase.init(np.uint32(config.seed)) for phase in trainer.phases), step=step)
+    fresh = (phase.init(np.uint32(config.seed)) for phase in trainer.phases)
+    state = checkpoints.restore(*fresh, step=step, config=read_json(flags.run / CONFIG, "restore it"))
     trainer = trainer.at(step)
     assert state is not None  # there is one of this step
 

@@ -1,5 +1,6 @@
 """The evaluation of a run, as a person calls it."""
 
+import json
 import shutil
 import threading
 
@@ -156,11 +157,19 @@ def test_a_scheme_of_another_name_is_told_in_one_line(tmp_path, here):
     config = tiny.make_config("model.tying=spd_pair", "model.body=mlp", "train.steps=4")
     tiny.train(tmp_path / "run", config)
     path = tmp_path / "run" / "config.json"
-    values = read_json(path, "")
-    values["model"]["tying"] = "pseudo_inverse"
-    write_json(path, values)
+    # As an older folder has it, without a checksum.
+    path.write_text(json.dumps(read_json(path, "")).replace("spd_pair", "pseudo_inverse"))
     assert open_run(tmp_path / "run").config.model.tying == "pseudo_inverse"
     with pytest.raises(ConfigError) as error:
         here(tmp_path / "run")
     assert str(error.value).startswith("model.tying = 'pseudo_inverse' is not possible; allowed: spd_pair, its name by")
     assert "\n" not in str(error.value)
+
+
+def test_a_config_of_another_scheme_is_refused_by_field_and_not_called_damage(place, tmp_path, here):
+    place = shutil.copytree(place, tmp_path / "run")
+    values = read_json(place / "config.json", "")
+    values["model"]["tying"] = "untied"
+    write_json(place / "config.json", values)
+    with pytest.raises(ConfigError, match=r"checkpoints of the run's config; .* model\.tying: 'untied' -> 'tied'$"):
+        here(place)

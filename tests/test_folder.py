@@ -1,6 +1,7 @@
 """Whose folder it is."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -172,3 +173,16 @@ def test_a_folder_of_an_older_version_is_not_continued(tmp_path):
     check(tmp_path, {"seed": 0})
     with pytest.raises(ConfigError, match="a folder of the same config; here version: 1 -> 2"):
         check(tmp_path, {"seed": 0, "version": 2})
+
+
+def test_a_lock_that_is_a_link_is_refused_and_what_it_points_at_is_left(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "thesis.tex").write_text("hello")
+    (tmp_path / "run" / ".lock").symlink_to(tmp_path / "thesis.tex")
+    with pytest.raises(ConfigError, match="a folder that can be written"), locked(tmp_path / "run"):
+        pass
+    (tmp_path / "run" / ".lock").unlink()
+    os.link(tmp_path / "thesis.tex", tmp_path / "run" / ".lock")
+    with locked(tmp_path / "run"):
+        pass
+    assert (tmp_path / "thesis.tex").read_text() == "hello"

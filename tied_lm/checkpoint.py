@@ -6,7 +6,7 @@ import hashlib
 import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
-from tied_lm.config import ConfigError, choose
+from tied_lm.config import ConfigError, choose, differing_fields
 from tied_lm.durable import Damaged
 from tied_lm.train import TrainState
 
@@ -124,13 +124,17 @@ class Checkpoints:
             raise ConfigError("step", which, f"a run with checkpoints; there is none in {self.folder}")
         return choose(named, "step", which)
 
-    def restore(self, *phases: TrainState, step: int | None = None) -> TrainState | None:
+    def restore(
+        self, *phases: TrainState, step: int | None = None, config: Mapping[str, Any] | None = None
+    ) -> TrainState | None:
         """The state of a step, by default of the newest; None where there is none.
 
         Args:
             phases: a state of the structure that it has in each phase of the model.
+            config: what the checkpoint is to be of.
 
         Raises:
+            ConfigError: it is of another config; the fields are named.
             Damaged: the checkpoint is incomplete, has other shapes or types, or its values have changed.
         """
         step = self.manager.latest_step() if step is None else step
@@ -147,9 +151,13 @@ class Checkpoints:
         with _unheard():
             try:
                 about = self.manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore()))["about"]
+                if config is not None:
+                    self._compare(step, config, about["config"])
                 digest, like = about["sha256"], phases[about["phase"]]
                 found = self.manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(like)))
                 state = found["state"]
+            except ConfigError:
+                raise
             except Exception as error:  # Orbax raises bare exceptions for truncated files
                 reason = _reason(error)
             if reason:
@@ -162,6 +170,12 @@ class Checkpoints:
             raise Damaged(f"the checkpoint {place} is damaged (its values are not those that were saved); {remedy}")
         # As a new state is: not committed to a device, or each program would be compiled for it once more.
         return jax.tree.map(jnp.asarray, jax.device_get(state))
+
+    def _compare(self, step: int, config: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+        differences = differing_fields(config, saved)
+        if differences:
+            allowed = f"checkpoints of the run's config; that of step {step} has {'; '.join(differences)}"
+            raise ConfigError("checkpoints", str(self.folder), allowed)
 
     def close(self) -> None:
         """Wait for saves under way; an error in one is raised here."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import crc32c
 
+AGAIN = "remove that run's folder to train it again"
 SEAL = "crc32c"  # the last key of a JSON file: the checksum of the others, as they are dumped without spaces
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from tied_lm import manifest
 from tied_lm.config import ConfigError, differing_fields
-from tied_lm.durable import Damaged, read_json
+from tied_lm.durable import AGAIN, Damaged, read_json
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
@@ -103,7 +103,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
             raise
         return read_metrics(folder)
     except (ValueError, TypeError):
-        raise Damaged(f"{path} is damaged (a line is no JSON object); {manifest.AGAIN}") from None
+        raise Damaged(f"{path} is damaged (a line is no JSON object); {AGAIN}") from None
     return [{tag: math.nan if value is None else value for tag, value in line.items()} for line in found]
 
 

@@ -10,11 +10,11 @@ from jaxtyping import Float, Int
 
 from tied_lm import bands as bands_
 from tied_lm.board import Board
-from tied_lm.durable import Damaged
+from tied_lm.durable import AGAIN, Damaged
 from tied_lm.embedding import VocabularyModel
 from tied_lm.folder import METRICS
 from tied_lm.gradients import PARTS, RowStats
-from tied_lm.manifest import AGAIN, Manifest
+from tied_lm.manifest import Manifest
 from tied_lm.metrics import Metrics
 from tied_lm.records import Evaluation, Probe, Record
 from tied_lm.rowboard import RowBoard, attributes_of, tracked_tokens
@@ -66,10 +66,10 @@ class Journal:
             constants,
             first_step,
             token_strings,
-            entry=self.manifest.found.get(ROWS),
+            length=self.manifest.length(ROWS),
         )
         self.probe = RowLog(
-            folder / PROBE, stats, constants, first_step, token_strings, entry=self.manifest.found.get(PROBE)
+            folder / PROBE, stats, constants, first_step, token_strings, length=self.manifest.length(PROBE)
         )
 
         self.heldout = RowLog(
@@ -80,7 +80,7 @@ class Journal:
             {"cluster": clusters},
             first_step,
             dimension="sequence",
-            entry=self.manifest.found.get(HELDOUT),
+            length=self.manifest.length(HELDOUT),
         )
 
         # Last, since these keep a file open, and the logs above may turn out to be damaged.
@@ -101,6 +101,7 @@ class Journal:
         for name, wanted, found in (
             (ROWS, schedule.rows, self.rows.kept_steps),
             (PROBE, schedule.probes, self.probe.kept_steps),
+            (HELDOUT, schedule.evaluations, self.heldout.kept_steps),
             (METRICS, schedule.scalars, [step for step in tags if "time/seconds" in tags[step]]),
             (METRICS, schedule.evaluations, [step for step in tags if METRIC in tags[step]]),
         ):

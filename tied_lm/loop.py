@@ -145,7 +145,7 @@ class _Loop:
         self.values = run_values(config, stream)
         self.phases = trainer.phases
         fresh = [phase.init(np.uint32(config.seed)) for phase in self.phases]
-        self.state = checkpoints.restore(*fresh) or fresh[0]
+        self.state = checkpoints.restore(*fresh, config=self.values) or fresh[0]
         self.step = int(self.state.step)
         self.trainer = trainer.at(self.step)
         self.saved_step = self.step  # step 0 needs no saving: it depends on the seed alone

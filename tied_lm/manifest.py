@@ -10,10 +10,11 @@ from typing import Any
 
 import crc32c
 
-from tied_lm.durable import Damaged, read_json, sync, write_json
+from tied_lm.durable import AGAIN, Damaged, read_json, sync, write_json
+from tied_lm.rowlog import verify
 
 MANIFEST = "manifest.json"
-AGAIN = "remove that run's folder to train it again"
+EVENTS = "events.out.tfevents."
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -37,7 +38,10 @@ def vouched(folder: Path, name: str, entry: Mapping[str, int]) -> bytes:
     path = folder / name
     data = path.read_bytes()[: entry["length"]] if path.exists() else b""
     if len(data) != entry["length"] or crc32c.crc32c(data) != entry["crc32c"]:
-        raise Damaged(f"{path} is damaged (its length or checksum differs); {AGAIN}")
+        without = f"remove it and {MANIFEST} to continue without its curves"
+        raise Damaged(
+            f"{path} is damaged (its length or checksum differs); {without if name.startswith(EVENTS) else AGAIN}"
+        )
     return data
 
 
@@ -56,11 +60,17 @@ class Manifest:
         self.folder, self.files = folder, dict[str, tuple[int, int]]()
         self.found = read(folder) if first_step else {}
         for name, entry in self.found.items():
-            if "crc32c" in entry:
+            if "arrays" in entry:
+                verify(folder / name, entry)
+            else:
                 vouched(folder, name, entry)
         (folder / MANIFEST).unlink(missing_ok=True)
         if folder.exists():
             sync(folder)
+
+    def length(self, name: str) -> int | None:
+        """Records of a zarr group that was found; None if the manifest did not hold it."""
+        return self.found[name]["length"] if name in self.found else None
 
     def publish(self, files: list[Path], arrays: Mapping[str, Mapping[str, Any]]) -> None:
         """Wait until all is on the disk, and vouch for it.

@@ -166,7 +166,7 @@ class RowRecorder:
         attributes = {name: attributes_of(name, None if self.row_board.tied else 0) for name in fields}
         token_strings = [visible(text) for text in self.token_strings or map(str, range(self.vocab_size))]
         manifest = Manifest(self.folder, first)
-        log = RowLog(self.folder / ROWS, attributes, constants, first, token_strings, entry=manifest.found.get(ROWS))
+        log = RowLog(self.folder / ROWS, attributes, constants, first, token_strings, length=manifest.length(ROWS))
         board = Board(self.folder, first, LABEL)
         if first == 0 or not read_metrics(self.folder):
             self.row_board.show_tokens(board, token_strings)

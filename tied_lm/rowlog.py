@@ -12,8 +12,7 @@ import numpy as np
 import tensorstore as ts
 from jaxtyping import Float
 
-from tied_lm.durable import Damaged, checksum, replace, sync_folders
-from tied_lm.manifest import AGAIN
+from tied_lm.durable import AGAIN, Damaged, checksum, replace, sync_folders
 
 STEPS_IN_CHUNK = 64
 STEPS_IN_BLOCK = 32  # written at once; half a chunk, to hold less in memory
@@ -63,6 +62,26 @@ def check(
         raise Damaged(f"{folder} is damaged (the checksum of {', '.join(wrong)} differs); {AGAIN}")
 
 
+def metadata_in(folder: Path) -> dict[str, Any]:
+    """Zarr's metadata by array."""
+    return {
+        path.parent.name: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*/zarr.json"))
+    }
+
+
+def verify(folder: Path, entry: Mapping[str, Any]) -> None:
+    """Compare a log that is to be continued with its entry in the manifest.
+
+    Raises:
+        Damaged: it is not what was written.
+    """
+    with readable(folder):
+        metadata = metadata_in(folder)
+        stores = {name: {"driver": "file", "path": str(folder.absolute() / name)} for name in metadata}
+        arrays = {name: ts.open({"driver": "zarr3", "kvstore": store}).result() for name, store in stores.items()}
+        check(folder, entry, metadata, arrays, lambda part: part.read().result())
+
+
 @contextmanager
 def readable(folder: Path) -> Iterator[None]:
     """Say in one line what is wrong with a log that cannot be read."""
@@ -94,7 +113,7 @@ class RowLog:
         first_step: int,
         token_strings: Sequence[str] = (),
         dimension: str = "token",
-        entry: Mapping[str, Any] | None = None,
+        length: int | None = None,
     ):
         """Create the group, or open it and cut off everything from `first_step` on.
 
@@ -103,16 +122,16 @@ class RowLog:
             constants: values of each row that do not change.
             token_strings: an attribute of `token`, since zarr has no strings that every reader knows.
             dimension: what a record has a value for each of.
-            entry: of the manifest, which vouches for what is there.
+            length: records that are there; by default those that the group tells of.
 
         Raises:
-            Damaged: it is not what was written.
+            Damaged: it cannot be read.
         """
         if not first_step and folder.exists():
             shutil.rmtree(folder)
         self.folder, self.dimension = folder, dimension
         with readable(folder):
-            self._open_all(fields, constants, first_step, token_strings, entry)
+            self._open_all(fields, constants, first_step, token_strings, length)
 
     def _open_all(
         self,
@@ -120,9 +139,11 @@ class RowLog:
         constants: Mapping[str, Float[np.ndarray, "V"]],
         first_step: int,
         token_strings: Sequence[str],
-        entry: Mapping[str, Any] | None,
+        length: int | None,
     ) -> None:
         folder = self.folder
+        for left in folder.rglob("*.__lock"):  # by a kill; tensorstore would write over its start only
+            left.unlink()
         (vocab_size,) = {values.size for values in constants.values()}
         self.pending: list[tuple[int, dict[str, Float[np.ndarray, "V"]]]] = []
         self.arrays = {
@@ -136,14 +157,11 @@ class RowLog:
                 attributes = {STRINGS: list(token_strings)} if name == self.dimension and token_strings else {}
                 self._open(name, (self.dimension,), values.shape, kind, attributes).write(values.astype(kind)).result()
         self.arrays["step"] = steps  # last, here and in every resize
-        self.constants = self._metadata().keys() - self.arrays.keys()
-        length = self._length()
-        if entry is not None:
-            length = entry["length"]
-            everything = self.arrays | {name: self._constant(name) for name in self.constants}
-            check(folder, entry, self._metadata(), everything, lambda part: part.read().result())
+        self.constants = metadata_in(self.folder).keys() - self.arrays.keys()
+        length = self._length() if length is None else length
         kept = np.asarray(steps[:length].read().result())
         length = int(np.searchsorted(kept, first_step))
+        sync_folders(self.folder)
         self.crcs = {
             name: crc_of(array, length, lambda part: part.read().result()) for name, array in self.arrays.items()
         }
@@ -155,16 +173,13 @@ class RowLog:
         """An array that is there."""
         return self._open(name, (self.dimension,), (0,), "", {})
 
-    def _metadata(self) -> dict[str, Any]:
-        """Zarr's metadata by array."""
-        return {
-            path.parent.name: json.loads(path.read_text(encoding="utf-8"))
-            for path in sorted(self.folder.glob("*/zarr.json"))
-        }
-
     def entry(self) -> dict[str, Any]:
         """What the manifest holds of it: the number of records, and checksums of the values and of the metadata."""
-        return {"length": self.length, "metadata": checksum(_fixed(self._metadata())), "arrays": dict(self.crcs)}
+        return {
+            "length": self.length,
+            "metadata": checksum(_fixed(metadata_in(self.folder))),
+            "arrays": dict(self.crcs),
+        }
 
     @property
     def kept_steps(self) -> list[int]:
@@ -211,7 +226,7 @@ class RowLog:
             self.arrays[name] = array.resize(exclusive_max=bounds).result()
 
     def _publish(self) -> None:
-        metadata = self._metadata()
+        metadata = metadata_in(self.folder)
         for name in self.arrays:
             metadata[name]["shape"][0] = self.length
         group = {
@@ -220,7 +235,6 @@ class RowLog:
             "attributes": {},
             "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": metadata},
         }
-        sync_folders(self.folder)  # tensorstore waits for the files alone
         replace(self.folder / "zarr.json", json.dumps(group).encode())
 
     def append(self, step: int, row_values: Mapping[str, Float[np.ndarray, "V"]]) -> None:
@@ -254,5 +268,7 @@ class RowLog:
             writes.append(array[start:end].write(block))
         for write in writes:
             write.result()
+        if start // STEPS_IN_CHUNK != (end - 1) // STEPS_IN_CHUNK or start % STEPS_IN_CHUNK == 0:
+            sync_folders(self.folder)  # new ones: tensorstore waits for files, and for their names
         self.length, self.pending = end, []
         self._publish()
