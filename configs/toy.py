@@ -95,5 +95,6 @@ def get_config() -> ConfigDict:
     c.compare.arms.untied = "model.tying=untied"
     c.compare.baseline = "untied"  # the arm that is subtracted from the others
     c.compare.seeds = 5  # runs of each arm, with seeds seed, seed + 1, ...
+    c.compare.margin = 0.01  # nats a token: a difference of losses that is smaller does not matter
     c.compare.match = "width"  # width | parameters: the other arms are widened or narrowed to the baseline's number
     return c

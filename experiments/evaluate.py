@@ -147,15 +147,16 @@ def main(arguments: list[str], stop: threading.Event) -> None:
 
 def _told(found: Mapping[str, Any]) -> str:
     """The evaluation as text."""
-    from tied_lm.verdict import table, with_interval
+    from tied_lm.verdict import counted, table, with_interval
 
     rows = [["loss, nats a token", with_interval(found["loss"])]]
     if found["excess"] is not None:
         rows.append(["above the best possible loss", with_interval(found["excess"])])
+        rows.append(["loss of the true law on these tokens", f"{found['law_loss']:.4f}"])
     if found["perplexity"] is not None:
         rows.append(["perplexity, exp(loss)", with_interval(found["perplexity"], digits=2)])
     if found["bits_per_byte"] is not None:
-        rows.append(["bits per byte", f"{found['bits_per_byte']:.4f}"])
+        rows.append(["bits per byte", with_interval(found["bits_per_byte"])])
     rows += [[f"loss in band {name}", with_interval(values)] for name, values in found["bands"].items()]
     state = (
         f"The body starts each sequence with the state after the {found['warm_up']} tokens before it.\n"
@@ -164,7 +165,8 @@ def _told(found: Mapping[str, Any]) -> str:
     )
     return (
         f"Held out, {found['tokens']:,} tokens in {found['sequences']:,} sequences. In brackets the 95% t interval\n"
-        f"over sequences, not over tokens, since the tokens of one sequence are correlated.\n{table(rows)}\n"
+        f"over {counted(found['clusters'])}, since tokens near each other are alike. It says nothing of other seeds.\n"
+        f"{table(rows)}\n"
         f"{state}Band 0 holds the most frequent tokens."
     )
 

@@ -87,6 +87,7 @@ def test_the_sentences_stand_in_the_verdict_of_a_run(tmp_path):
         "entropy": None,
         "seeds": [0],
         "eval_tokens": 23,
+        "clusters": {"kind": "sequence", "count": 5},
         "arms_differ_in": [],
     }
     told = conclusions(summary)

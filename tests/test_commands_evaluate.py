@@ -1,6 +1,7 @@
 """The evaluation of a run, as a person calls it."""
 
 import json
+import re
 import shutil
 import threading
 
@@ -44,7 +45,9 @@ def test_the_last_state_is_evaluated_and_writes(place, here):
     rows = {"loss, nats a token": "loss/eval", "above the best possible loss": "loss/excess"}
     rows |= {f"loss in band {band}": f"band/{band}/loss" for band in "01234"}
     for words, tag in rows.items():
-        assert f"{words} {last[tag]:.4f} [" in " ".join(out.split())
+        # So few sequences hold a token of a band that its loss has no interval.
+        ending = "\n" if "band" in words else " ["
+        assert re.search(rf"{words} +{last[tag]:.4f}{re.escape(ending)}", out)
     _, *samples = out.split("\nSample ")
     assert [text.splitlines()[0] for text in samples] == [
         f"{k} of 2 (temperature 0.7, seed 3, among the 5 likeliest tokens):" for k in (1, 2)

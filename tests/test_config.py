@@ -111,7 +111,7 @@ def test_every_number_has_a_range_in_this_file(values):
     numbers = {name for name, value in flatten(values).items() if type(value) in (int, float)}
     # Those of the groups `scheme` and `body` are checked by the classes that take them, and tested there.
     numbers = {name for name in numbers if not name.startswith(("scheme.", "body."))}
-    assert numbers - {field for field, *_ in OUT_OF_RANGE} == {"compare.seeds"}
+    assert numbers - {field for field, *_ in OUT_OF_RANGE} == {"compare.seeds", "compare.margin"}
 
 
 @pytest.mark.parametrize(
@@ -384,10 +384,11 @@ def test_what_arms_share_is_not_set_in_one(values, field, text):
     [
         ({"baseline": "nobody"}, said("compare.baseline", "nobody", "tied | untied")),
         ({"seeds": 0}, said("compare.seeds", 0, "at least 1")),
+        ({"margin": 0.0}, said("compare.margin", 0.0, "above 0")),
         ({"match": "depth"}, said("compare.match", "depth", "width | parameters")),
         ({"arms": {}}, said("compare.arms", (), "at least two arms")),
         ({"arms": {"tied": ""}}, said("compare.arms", ("tied",), "at least two arms")),
-        ({"seedz": 1}, said("compare.seedz", 1, "no such field; the fields are arms, baseline, seeds, match")),
+        ({"seedz": 1}, said("compare.seedz", 1, "no such field; the fields are arms, baseline, seeds, match, margin")),
     ],
 )
 def test_comparisons_that_make_no_sense_are_refused(values, fields, message):

@@ -41,11 +41,11 @@ def test_whole_sequences_give_the_t_interval_of_their_means(monkeypatch):
     nll, excess, targets = per_sequence(CONFIG, params, 7)
     assert (found["tokens"], found["sequences"]) == (35, 7)
     assert found["loss"]["mean"] == pytest.approx(nll.mean(), rel=1e-5)
-    assert found["loss"]["ci95"] == pytest.approx(t_interval(nll.mean(axis=1)), rel=1e-5)
+    assert found["loss"]["ci95_heldout"] == pytest.approx(t_interval(nll.mean(axis=1)), rel=1e-5)
     assert found["excess"]["mean"] == pytest.approx(excess.mean(), rel=1e-4)
-    assert found["excess"]["ci95"] == pytest.approx(t_interval(excess.mean(axis=1)), rel=1e-3)
+    assert found["excess"]["ci95_heldout"] == pytest.approx(t_interval(excess.mean(axis=1)), rel=1e-3)
     assert found["perplexity"]["mean"] == pytest.approx(np.exp(nll.mean()), rel=1e-5)
-    assert found["perplexity"]["ci95"] == pytest.approx(np.exp(t_interval(nll.mean(axis=1))), rel=1e-4)
+    assert found["perplexity"]["ci95_heldout"] == pytest.approx(np.exp(t_interval(nll.mean(axis=1))), rel=1e-4)
     bands = np.asarray(trainer.bands)[targets]
     for band, values in found["bands"].items():
         assert values["mean"] == pytest.approx(nll[bands == int(band)].mean(), rel=1e-5)
@@ -71,8 +71,8 @@ def test_text_has_no_excess_and_one_sequence_no_interval(tmp_path):
     found = evaluate(trainer, trainer.init(np.uint32(0)).params, stream, 5)
     assert found["excess"] is None
     assert found["sequences"] == 1
-    assert found["loss"]["ci95"] is None
-    assert found["bits_per_byte"] == pytest.approx(found["loss"]["mean"] / np.log(2))  # a token is a byte
+    assert found["loss"]["ci95_heldout"] is None
+    assert found["bits_per_byte"]["mean"] == pytest.approx(found["loss"]["mean"] / np.log(2))  # a token is a byte
 
 
 def test_a_state_that_is_carried_on_makes_a_row_of_the_batches_one_sequence(tmp_path):
@@ -82,5 +82,5 @@ def test_a_state_that_is_carried_on_makes_a_row_of_the_batches_one_sequence(tmp_
     found = evaluate(trainer, params, stream, 60)  # 4 batches of 3 rows
     sums = jax.device_get(trainer.evaluate(params, stream.heldout_ahead(60), 60))
     rows = np.asarray(sums.nll, np.float64).sum(axis=1).reshape(4, 3).sum(axis=0) / 20
-    assert found["sequences"] == 3
-    assert found["loss"]["ci95"] == pytest.approx(t_interval(rows), rel=1e-9)
+    assert found["clusters"] == {"kind": "lane", "count": 3}
+    assert found["loss"]["ci95_heldout"] == pytest.approx(t_interval(rows), rel=1e-9)

@@ -9,7 +9,7 @@ import pytest
 from tests import tiny
 from tied_lm import sweep
 from tied_lm.config import ConfigError, override
-from tied_lm.statistics import paired_difference, summarize
+from tied_lm.statistics import summarize
 from tied_lm.sweepreport import sentences, table_rows, write_sweep_page
 
 RATE, WIDTH = "optimizer.learning_rate", "model.features"
@@ -115,7 +115,7 @@ def against_baseline(losses, baseline):
     return {
         "eval_loss": {arm: None if values is None else summarize(values) for arm, values in losses.items()},
         "differences": {
-            arm: None if values is None or base is None else paired_difference(values, base)
+            arm: None if values is None or base is None else summarize(np.subtract(values, base))
             for arm, values in losses.items()
             if arm != baseline
         },

@@ -33,7 +33,7 @@ def test_an_arm_without_a_lookup(tmp_path, capsys):
     assert arms["tied"]["split"]["cosine"]["ci95"]
     assert {band["cosine"] is None for band in arms["deaf"]["bands"].values()} == {True}
     _, of_deaf = told.split("rows of deaf")
-    table = [line.split() for line in of_deaf.split("\n\n")[0].splitlines()[3:]]
+    table = [line.split() for line in of_deaf.split("\n\n")[0].splitlines()[4:]]
     assert len(table) == len(arms["deaf"]["bands"]) + 1
     assert {row[-1] for row in table} == {"-"}
     run = open_run(tmp_path / "run" / "deaf" / "seed0")

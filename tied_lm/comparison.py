@@ -1,19 +1,12 @@
 """All runs of a comparison in one folder, and their summary."""
 
 import dataclasses
-import json
-import math
 import threading
 from collections.abc import Callable, Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tied_lm import bands, folder, resources
-from tied_lm.caveats import caveats
-from tied_lm.checkpoint import METRIC
 from tied_lm.config import (
     VERSION,
     Comparison,
@@ -22,23 +15,21 @@ from tied_lm.config import (
     Data,
     build_comparison,
     digest,
-    flatten,
     resolved,
     to_dict,
 )
 from tied_lm.durable import read_json, write_json
 from tied_lm.loop import Diverged, train_run
 from tied_lm.matching import match
-from tied_lm.optimizer import highest_rate
 from tied_lm.report import REPORT, write_report
-from tied_lm.runs import Run, open_run
-from tied_lm.statistics import paired_difference, summarize
+from tied_lm.runs import open_run
 from tied_lm.streams import Stream, with_vocabulary
+from tied_lm.summary import is_of, summarize_comparison
 from tied_lm.train import Trainer, build_model, build_stream
 
 SUMMARY = "summary.json"
 DIVERGED = "diverged.json"
-LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "numpy")
+MAY_CHANGE = ("seeds", "margin")  # of the group `compare`, in a folder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,13 +76,14 @@ def comparison_values(values: Mapping[str, Any], comparison: Comparison) -> dict
         "baseline": comparison.baseline,
         "seeds": comparison.seeds,
         "match": comparison.match,
+        "margin": comparison.margin,
     }
     return to_dict(comparison.base) | {"version": VERSION, "compare": compare}
 
 
 def name_of(values: Mapping[str, Any]) -> str:
-    """A short name for a resolved config; seeds may be added to a comparison, so it does not depend on their number."""
-    return digest(dict(values) | {"compare": {k: v for k, v in values["compare"].items() if k != "seeds"}})
+    """A short name for a resolved config; it does not depend on what may change in a folder."""
+    return digest(dict(values) | {"compare": {k: v for k, v in values["compare"].items() if k not in MAY_CHANGE}})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +140,7 @@ def check_folder(place: Path, values: dict[str, Any], file: str = folder.CONFIG)
     Raises:
         ConfigError: the fields that differ are named.
     """
-    folder.check(place, values, ignore=("compare.seeds",), file=file)
+    folder.check(place, values, ignore=tuple(f"compare.{name}" for name in MAY_CHANGE), file=file)
     path = place / file
     there = read_json(path, "restore it")["compare"]["seeds"] if path.exists() else 0
     if values["compare"]["seeds"] < there:
@@ -173,7 +165,7 @@ def is_complete(place: Path, plan: Plan) -> bool:
     return (
         (place / REPORT).exists()
         and (place / SUMMARY).exists()
-        and len(read_summary(place)["seeds"]) == plan.comparison.seeds
+        and is_of(read_summary(place), plan.comparison)
         and all(
             folder.is_finished(run_folder(place, name, config), config.train.steps)
             for name, config in plan.comparison.runs()
@@ -213,104 +205,12 @@ def complete(
             except Diverged as error:
                 diverged[name] = str(error)
                 write_json(place / DIVERGED, diverged)
-        summary = summarize_comparison(plan, place)
+        before = read_summary(place) if (place / SUMMARY).exists() else None
+        runs = {
+            name: [open_run(run_folder(place, name, c)) for other, c in plan.comparison.runs() if other == name]
+            for name in plan.arms
+            if name not in diverged
+        }
+        summary = summarize_comparison(plan, runs, diverged, before)
         write_json(place / SUMMARY, summary)
         write_report(place, summary)
-
-
-def _clipped(run: Run) -> float:
-    """Share of all updates that were clipped; each record speaks of the updates since the one before."""
-    shares = run.scalars("optimizer/clipped")
-    lengths = np.diff([0, *shares])
-    return float(np.sum(lengths * np.array(list(shares.values()))) / run.config.train.steps)
-
-
-def _bands(arm: Arm, runs: list[Run]) -> dict[str, Any]:
-    """By band: rows, their share of the tokens, loss, and for a tied model the lookup's share and cosine."""
-    tied = arm.trainer.untied_from is None
-    of_row, frequencies = np.asarray(arm.trainer.bands), arm.stream.frequencies
-    last = [run.last() for run in runs]
-    found: dict[str, Any] = {}
-    for band in np.unique(of_row):
-        name, rows = bands.NAMES[band], of_row == band
-        found[name] = {"rows": int(rows.sum()), "frequency": float(frequencies[rows].sum())}
-        tags = {"loss": f"band/{name}/loss"}
-        if tied:
-            tags |= {key: f"probe/band/{name}/{key}" for key in ("share", "cosine")}
-        for key, tag in tags.items():
-            # A rare band may have no token in the held-out sample, and then has no loss.
-            found[name][key] = _measure(last, tag)
-    return found
-
-
-def _measure(last: list[dict[str, float]], tag: str) -> dict[str, Any] | None:
-    """A scalar at the last step over the seeds; None where it means nothing, or is undefined in all of them."""
-    values = [line.get(tag, math.nan) for line in last]
-    return None if all(map(math.isnan, values)) else summarize(values)
-
-
-def summarize_comparison(plan: Plan, place: Path) -> dict[str, Any]:
-    """The content of summary.json. Losses are held-out, in nats a token, at the last step.
-
-    An arm that diverged stands under `diverged` alone; without the baseline there are no differences.
-    """
-    comparison, arms, diverged = plan.comparison, plan.arms, read_diverged(place)
-    baseline = arms[comparison.baseline]
-    summary: dict[str, Any] = {"entropy": baseline.stream.entropy, "text": plan.about, "arms": {}}
-    for name, arm in arms.items():
-        if name in diverged:
-            continue
-        runs = [open_run(run_folder(place, name, c)) for other, c in comparison.runs() if other == name]
-        tied = arm.trainer.untied_from is None
-        account = arm.trainer.account()
-        excess = None
-        if arm.stream.entropy is not None:
-            excess = summarize([run.last()["loss/excess"] for run in runs])
-        split, last = None, [run.last() for run in runs]
-        if tied:
-            split = {key: _measure(last, f"probe/split/{key}") for key in ("share", "cosine")}
-        summary["arms"][name] = {
-            "parameters": account["total"],
-            "account": account,
-            "tied": tied,
-            "body": arm.config.model.body,
-            "eval_loss": summarize([run.last()[METRIC] for run in runs]),
-            "excess": excess,
-            **{key: _measure(last, f"loss/{key}") for key in ("perplexity", "bits_per_byte")},
-            "clipped": float(np.mean([_clipped(run) for run in runs])),
-            "split": split,
-            "bands": _bands(arm, runs),
-            "optimizer": dataclasses.asdict(arm.config.optimizer),
-            "highest_rate": highest_rate(arm.config.optimizer, arm.config.train.steps),
-            "steps": arm.config.train.steps,
-            "caveats": caveats(name, runs, arm.stream.frequencies, arm.stream.entropy, arm.trainer.stateful),
-        }
-    losses = {name: arm["eval_loss"]["per_seed"] for name, arm in summary["arms"].items()}
-    differences = {
-        name: {"eval_loss": paired_difference(values, losses[comparison.baseline])}
-        for name, values in losses.items()
-        if name != comparison.baseline and comparison.baseline in losses
-    }
-    (only,) = differences.values() if len(differences) == 1 else (None,)
-    first = baseline.config
-    return summary | {
-        "baseline": comparison.baseline,
-        "diverged": {
-            name: {"reason": reason, "parameters": arms[name].trainer.account()["total"]}
-            for name, reason in diverged.items()
-        },
-        "differences": differences,
-        "difference": only and only["eval_loss"],
-        "seeds": [first.seed + k for k in range(comparison.seeds)],
-        "eval_tokens": int(min(first.data.eval_tokens, baseline.stream.heldout_tokens)),
-        "probe_tokens": int(min(first.log.probe_tokens, baseline.stream.heldout_tokens)),
-        "arms_differ_in": _differing(arms),
-        "match": plan.matched,
-        "versions": {library: version(library) for library in LIBRARIES},
-    }
-
-
-def _differing(arms: Mapping[str, Arm]) -> list[str]:
-    """Config fields in which the arms differ."""
-    flat = [flatten(to_dict(arm.config)) for arm in arms.values()]
-    return [field for field in flat[0] if len({json.dumps(f[field]) for f in flat}) > 1]

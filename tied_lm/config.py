@@ -78,7 +78,7 @@ SMALLEST, LARGEST = 2.0**-126, (2 - 2**-23) * 2.0**127  # of what float32 holds,
 # folders can be read, but not continued. Those that say nothing are of version 1.
 VERSION = 2
 
-COMPARE = ("arms", "baseline", "seeds", "match")  # the fields of the group `compare`, on which no run depends
+COMPARE = ("arms", "baseline", "seeds", "match", "margin")  # the fields of the group `compare`, on which no run depends
 # What an arm may set. All else is shared: on other tokens, seeds or probes its numbers could not be paired.
 OF_AN_ARM = ("model.", "scheme.", "body.", "optimizer.", "train.steps")
 
@@ -224,6 +224,7 @@ class Comparison:
     baseline: str
     seeds: int
     match: str
+    margin: float  # of losses, nats a token: a smaller difference does not matter
 
     def runs(self) -> list[tuple[str, Config]]:
         """Every run as (arm, config), seed by seed, so that an early stop leaves whole pairs."""
@@ -507,7 +508,8 @@ def build_comparison(values: Mapping[str, Any]) -> Comparison:
     if last >= 2**32:
         raise ConfigError("seed", last - seeds + 1, f"at most 2**32 - {seeds}, so that compare.seeds = {seeds} fit")
     match = _convert(Annotated[str, one_of("width", "parameters")], compare.get("match"), "compare.match")
-    return Comparison(base, arms, baseline, seeds, match)
+    margin = _convert(Annotated[float, positive, at_most(100)], compare.get("margin"), "compare.margin")
+    return Comparison(base, arms, baseline, seeds, match, margin)
 
 
 def to_dict(config: Config) -> dict[str, Any]:

@@ -16,9 +16,10 @@ from matplotlib.figure import Figure
 from tied_lm.bands import NAMES
 from tied_lm.durable import replace
 from tied_lm.gradients import PARTS
+from tied_lm.heldout import Heldout
 from tied_lm.runs import Run, open_run
 from tied_lm.statistics import interval
-from tied_lm.verdict import accounts, arm_table, conclusions, diverged_arms
+from tied_lm.verdict import accounts, arm_table, conclusions, diverged_arms, intervals
 
 REPORT = "report.html"
 UNDEFINED = {"mean": np.nan, "ci95": None}
@@ -91,18 +92,28 @@ def _log_steps(ax: Axes) -> None:
     ax.set_xlabel("updates")
 
 
-def _losses(runs: Mapping[str, list[Run]], entropy: float | None) -> Figure:
-    figure, axes = new_figure(1 if entropy is None else 2)
+def _measured(ax: Axes, measures: Mapping[int, Mapping[str, Any]], style: dict[str, Any], label: str) -> None:
+    """The mean at each step, and its 95% interval as a band, with one seed that over the held-out tokens alone."""
+    ax.plot(list(measures), [m["mean"] for m in measures.values()], **style, label=label, lw=1.5)
+    ends = [m["ci95"] or m["ci95_heldout"] or (np.nan, np.nan) for m in measures.values()]
+    ax.fill_between(list(measures), *np.array(ends, float).T, color=style["color"], alpha=0.2, lw=0)
+
+
+def _losses(runs: Mapping[str, list[Run]], summary: Mapping[str, Any]) -> Figure:
+    law = summary["law_loss"]
+    figure, axes = new_figure(1 if law is None else 2)
     for style, (name, arm_runs) in zip(_styles(), runs.items(), strict=False):
-        _curve(axes[0], *_scalars(arm_runs, "loss/eval"), style, name)
-        if entropy is not None:
-            _curve(axes[1], *_scalars(arm_runs, "loss/excess"), style, name)
+        heldout = Heldout.of_runs(arm_runs, summary["clusters"]["kind"])
+        measures = {step: one.measures(perplexity=False) for step, one in heldout.items()}
+        for ax, key in zip(axes, ("eval_loss", "excess"), strict=False):
+            _measured(ax, {step: one[key] for step, one in measures.items()}, style, name)
     axes[0].set(xlabel="updates", ylabel="held-out loss, nats a token")
     _legend(axes[0], len(runs))
-    if entropy is not None:
-        axes[0].axhline(entropy, color="#888", ls="--", lw=1)
-        axes[0].annotate("entropy", (0.02, entropy), xycoords=("axes fraction", "data"), va="top", color="#555")
-        axes[1].set(xlabel="updates", ylabel="above the entropy, nats a token", yscale="log")
+    if law is not None:
+        axes[0].axhline(law, color="#888", ls="--", lw=1)
+        words = "the true law on the same tokens"
+        axes[0].annotate(words, (0.02, law), xycoords=("axes fraction", "data"), va="top", color="#555")
+        axes[1].set(xlabel="updates", ylabel="divergence from the true law, nats a token", yscale="log")
     return figure
 
 
@@ -203,8 +214,9 @@ def _sections(runs: Mapping[str, list[Run]], summary: Mapping[str, Any]) -> list
     sections = [
         (
             "Held-out loss",
-            f"Mean over {len(summary['seeds'])} seeds; the shade is the 95% t interval of the mean.",
-            _losses(runs, summary["entropy"]),
+            f"Mean over {len(summary['seeds'])} seeds. {intervals(summary)}"
+            + ("" if summary["entropy"] is None else f" The entropy of the law is {summary['entropy']:.4f} nats."),
+            _losses(runs, summary),
         ),
         (
             "What each use asks of each row",
@@ -218,7 +230,8 @@ def _sections(runs: Mapping[str, list[Run]], summary: Mapping[str, Any]) -> list
             (
                 "The lookup against the scoring, by band",
                 f"{probe}, at the last step. Share is |lookup|² / (|lookup|² + |scoring|²) over the rows of the band; "
-                "with a negative cosine the two uses pull against each other. Bars: 95% t interval over seeds.",
+                "with a negative cosine the two uses pull against each other. Bars: 95% t interval over seeds, at this "
+                "probe.",
                 _share_by_band(summary, tied),
             ),
             ("The lookup against the scoring, over training", f"{probe}.", _share_over_time(runs, tied)),
@@ -239,11 +252,11 @@ def write_report(place: Path, summary: Mapping[str, Any]) -> None:
     runs = {name: [open_run(place / name / f"seed{seed}") for seed in summary["seeds"]] for name in summary["arms"]}
     sections = _sections(runs, summary) if runs else []  # every arm may have diverged
     names = [*summary["arms"], *diverged_arms(summary)]
-    title = " against ".join(names) if len(names) <= 3 else f"{len(names)} arms against {summary['baseline']}"
+    title = " against ".join(names) if len(names) <= 3 else f"{len(names) - 1} arms against {summary['baseline']}"
     parts = [
         *(f"<p>{html.escape(sentence)}</p>" for sentence in conclusions(summary)),
         f"<div class=wide>{html_table(arm_table(summary))}</div>",
-        "<p class=note>Losses in nats a token, held out, at the last step; in brackets the 95% t interval.<br>",
+        f"<p class=note>Losses in nats a token, held out, at the last step. {html.escape(intervals(summary))}<br>",
         "<br>".join(html.escape(line) for line in accounts(summary)) + "</p>",
     ]
     parts += [f"<h2>{html.escape(h)}</h2>{svg(f)}<p class=note>{html.escape(note)}</p>" for h, note, f in sections]

@@ -1,12 +1,15 @@
-"""Paired comparison over seeds."""
+"""Means, and the intervals that hold what was sampled."""
 
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
-from scipy import stats
+from scipy import special, stats
+
+MOST_SEEDS = 1000  # that are thought of when asking how many would be enough
 
 
 def interval(values: Sequence[float]) -> list[float] | None:
@@ -18,31 +21,140 @@ def interval(values: Sequence[float]) -> list[float] | None:
     return [mean - float(half), mean + float(half)]
 
 
-def ratio(sums: Float[np.ndarray, "S"], counts: Int[np.ndarray, "S"]) -> dict[str, Any]:
-    """The mean over all items of independent samples that hold several each, and its 95% t interval.
+Scale = tuple[Callable[[Any], Any], Callable[[Any], Any]]
+SHARE: Scale = (special.logit, special.expit)
+COSINE: Scale = (np.arctanh, np.tanh)  # Fisher's z
 
-    The interval sees how the samples differ, whatever the correlation of the items within one. It is that of the
-    linearised ratio (Cochran 1977, Sampling Techniques, 3rd ed., eq. 6.13), of `interval` where all counts are equal.
+
+def summarize(values: Sequence[float], scale: Scale | None = None) -> dict[str, Any]:
+    """Mean, 95% t interval, and the value of each seed; of the values that are defined, None for the others.
 
     Args:
-        sums: of the items of each sample.
-        counts: of the items of each sample; samples without an item of the kind are samples, too.
+        scale: a function and its inverse. Mean and interval are taken on that scale and brought back, so that they
+            stay among the possible values. With a value at a bound, where the scale ends, there is no interval, and
+            the mean is that of the values.
     """
-    mean = float(np.sum(sums, dtype=np.float64) / np.sum(counts))
-    if sums.size < 2:
-        return {"mean": mean, "ci95": None}
-    residuals = (np.asarray(sums, np.float64) - mean * counts) / np.mean(counts)
-    half = float(stats.t.ppf(0.975, sums.size - 1) * np.std(residuals, ddof=1) / math.sqrt(sums.size))
-    return {"mean": mean, "ci95": [mean - half, mean + half]}
-
-
-def summarize(values: Sequence[float]) -> dict[str, Any]:
-    """Mean, interval and the values themselves, one for each seed; of those that are defined, None for the others."""
-    defined = [float(value) for value in values if not math.isnan(value)]
+    defined = np.array([value for value in values if not math.isnan(value)])
     per_seed = [None if math.isnan(value) else float(value) for value in values]
-    return {"mean": float(np.mean(defined)), "ci95": interval(defined), "per_seed": per_seed}
+    if scale is None:
+        return {"mean": float(np.mean(defined)), "ci95": interval(defined.tolist()), "per_seed": per_seed}
+    forward, back = scale
+    with np.errstate(divide="ignore"):
+        scaled = forward(defined)
+    if not np.isfinite(scaled).all():
+        return {"mean": float(np.mean(defined)), "ci95": None, "per_seed": per_seed}
+    ends = interval(scaled.tolist())
+    return {
+        "mean": float(back(np.mean(scaled))),
+        "ci95": None if ends is None else [float(back(end)) for end in ends],
+        "per_seed": per_seed,
+    }
 
 
-def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> dict[str, Any]:
-    """Values less baseline, seed by seed: what the seeds share (data, initial values) cancels."""
-    return summarize([a - b for a, b in zip(values, baseline, strict=True)])
+@dataclasses.dataclass(frozen=True)
+class Crossed:
+    """A mean over seeds and over clusters of held-out tokens, where every seed scores the same ones.
+
+    With seeds s and clusters j as crossed random effects, value = mean + seed_s + cluster_j + rest_sj, the variance of
+    the mean is that of the seeds, V_s / S, and that of the clusters with the rest, (V_j + V_sj / S) / J. The second is
+    the variance of the clusters' means over J; the first that of the seeds' means over S less the mean square of the
+    rest over S J, and at least 0. The half width is sqrt(t_(S-1)^2 first + t_(J-1)^2 second): each variance with the
+    t of its own degrees of freedom (Howe 1974, J. Am. Stat. Assoc. 69, for two components). Clusters of unequal size
+    enter by the residuals of the linearised ratio (Cochran 1977, Sampling Techniques, 3rd ed., eq. 6.13).
+    """
+
+    mean: float
+    per_seed: tuple[float, ...]
+    clusters: int
+    seed_variance: float  # V_s, of one seed
+    cluster_variance: float  # (V_j + V_sj / S) / J, of the mean
+
+    @classmethod
+    def of(cls, sums_SxJ: Float[np.ndarray, "S J"], counts_J: Int[np.ndarray, "J"]) -> "Crossed":
+        """The mean over all tokens.
+
+        Args:
+            sums_SxJ: over the tokens of each cluster.
+            counts_J: tokens of each cluster; clusters without one of the kind are clusters, too.
+        """
+        seeds, clusters = sums_SxJ.shape
+        total = np.sum(counts_J)
+        per_seed = sums_SxJ.sum(axis=1) / total
+        mean = float(per_seed.mean())
+        residuals_SxJ = (sums_SxJ - mean * counts_J) / (total / clusters)
+        of_seed_S, of_cluster_J = residuals_SxJ.mean(axis=1), residuals_SxJ.mean(axis=0)
+        seed_variance = 0.0
+        if seeds > 1:
+            rest_SxJ = residuals_SxJ - of_seed_S[:, None] - of_cluster_J
+            rest = np.sum(rest_SxJ**2) / ((seeds - 1) * max(clusters - 1, 1))
+            seed_variance = max(float(np.var(of_seed_S, ddof=1) - rest / clusters), 0.0)
+        cluster_variance = float(np.var(of_cluster_J, ddof=1)) / clusters if clusters > 1 else math.nan
+        return cls(mean, tuple(per_seed.tolist()), clusters, seed_variance, cluster_variance)
+
+    def half_width(self, intervals: int = 1, seeds: int | None = None) -> float:
+        """Of the 95% interval; NaN with one seed or one cluster.
+
+        Args:
+            intervals: how many hold at once with 95% (Bonferroni).
+            seeds: as if there were so many.
+        """
+        seeds, tail = seeds or len(self.per_seed), 0.025 / intervals
+        of_seeds = stats.t.isf(tail, seeds - 1) ** 2 * self.seed_variance / seeds if seeds > 1 else math.nan
+        return math.sqrt(of_seeds + self._of_clusters(tail))
+
+    def _of_clusters(self, tail: float) -> float:
+        return (
+            float(stats.t.isf(tail, self.clusters - 1) ** 2 * self.cluster_variance) if self.clusters > 1 else math.nan
+        )
+
+    def heldout_half_width(self) -> float:
+        """Of the 95% interval over the clusters alone: it says nothing of other seeds. NaN with one cluster."""
+        return math.sqrt(self._of_clusters(0.025))
+
+    def seeds_for(self, half_width: float, intervals: int = 1) -> int | None:
+        """The number of seeds that makes the interval as narrow as this; None if no number does."""
+        if not self._of_clusters(0.025 / intervals) < half_width**2:
+            return None
+        enough = (seeds for seeds in range(2, MOST_SEEDS) if self.half_width(intervals, seeds) <= half_width)
+        return next(enough, None)
+
+    def ends(self, half: float, lowest: float = -math.inf) -> list[float] | None:
+        """The mean less and plus a half width, cut at the lowest possible value; None if it is NaN."""
+        return None if math.isnan(half) else [max(self.mean - half, lowest), self.mean + half]
+
+    def measure(self, lowest: float = -math.inf) -> dict[str, Any]:
+        """Mean, interval over seeds and clusters, interval over the clusters alone, and the values of the seeds."""
+        return {
+            "mean": self.mean,
+            "ci95": self.ends(self.half_width(), lowest),
+            "ci95_heldout": self.ends(self.heldout_half_width(), lowest),
+            "per_seed": list(self.per_seed),
+        }
+
+    def difference(self, margin: float, intervals: int) -> dict[str, Any]:
+        """The same for a difference to a baseline, with the interval that holds together with others, and what it says.
+
+        `outcome` is None with one seed. `seeds_to_decide` makes the interval narrower than the margin, so that it
+        cannot hold both 0 and the margin; None where no number of seeds does.
+        """
+        half = self.half_width(intervals)
+        ends = self.ends(half)
+        return self.measure() | {
+            "ci95_simultaneous": ends,
+            "outcome": None if ends is None else outcome(ends[0], ends[1], margin),
+            "seeds_to_decide": self.seeds_for(margin / 2, intervals) if len(self.per_seed) > 1 else None,
+        }
+
+
+def outcome(low: float, high: float, margin: float) -> str:
+    """What an interval of a difference of losses says: better | worse | differs | equal | undecided.
+
+    `differs` is a difference that may be smaller than the margin, `equal` one that is.
+    """
+    if high < -margin:
+        return "better"
+    if low > margin:
+        return "worse"
+    if -margin < low and high < margin:
+        return "equal"
+    return "undecided" if low <= 0 <= high else "differs"

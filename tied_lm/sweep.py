@@ -90,7 +90,7 @@ def read_grid(values: Mapping[str, Any], texts: Sequence[str]) -> dict[str, list
         field, equals, listed = text.partition("=")
         if not equals or field in grid:
             raise ConfigError("grid", text, "field=value,value,... for each field once")
-        if field in ("compare.seeds", "compare.baseline"):
+        if field in ("compare.seeds", "compare.baseline", "compare.margin"):
             raise ConfigError("grid", text, "a field that may differ between the points of one table")
         grid[field] = []
         for item in listed.split(","):

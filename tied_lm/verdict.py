@@ -1,21 +1,58 @@
 """A summary in words and as a table, for the terminal."""
 
+import math
 import textwrap
 from collections.abc import Mapping
 from typing import Any
 
 from tied_lm.text import told
 
+LARGEST_DIGITS = 8  # behind the point, before figures are written with an exponent
 
-def with_interval(values: Mapping[str, Any] | None, sign: str = "", digits: int = 4) -> str:
-    """`mean [low, high]`, or the mean alone where there is no interval, or `-` where nothing is defined."""
+
+def with_interval(
+    values: Mapping[str, Any] | None, sign: str = "", digits: int = 4, key: str = "ci95", unit: str = ""
+) -> str:
+    """`mean [low, high]`, or the mean alone where there is no interval, or `-` where nothing is defined.
+
+    Figures get more digits where the largest of them would show fewer than two that count. Where there is no interval
+    over seeds, that over the held-out tokens is shown.
+
+    Args:
+        digits: behind the point, at least.
+        key: of the interval.
+        unit: written behind all of it.
+    """
     if values is None:
         return "-"
-    text = f"{values['mean']:{sign}.{digits}f}"
-    if values["ci95"] is None:
-        return text
-    low, high = values["ci95"]
-    return f"{text} [{low:{sign}.{digits}f}, {high:{sign}.{digits}f}]"
+    ends = values.get(key) or values.get("ci95_heldout") or []
+    figures = [values["mean"], *ends]
+    largest = max(map(abs, figures))
+    if largest and math.isfinite(largest):
+        digits = max(digits, 1 - math.floor(math.log10(largest)))
+    # z: what is rounded to 0 has no sign.
+    form = f"{sign}z.{digits}f" if digits <= LARGEST_DIGITS else f"{sign}.1e"
+    mean, *shown = [f"{figure:{form}}" for figure in figures]
+    return mean + (f" [{', '.join(shown)}]" if shown else "") + unit
+
+
+def counted(clusters: Mapping[str, Any]) -> str:
+    """What an interval over the held-out tokens is over, in words."""
+    kind = {"block": "block of windows", "lane": "lane of windows"}.get(clusters["kind"], clusters["kind"])
+    first, *rest = kind.split(" ")
+    words = " ".join([first + ("" if clusters["count"] == 1 else "s"), *rest])
+    return f"{clusters['count']:,} held-out {words}"
+
+
+def intervals(summary: Mapping[str, Any]) -> str:
+    """What the intervals of the losses cover."""
+    if summary["clusters"] is None:
+        return "No arm has a result."
+    over = counted(summary["clusters"])
+    if len(summary["seeds"]) == 1:
+        return f"In brackets the 95% interval over {over} alone: it says nothing of other seeds."
+    together = "; those of the differences hold all at once" if len(summary["differences"]) > 1 else ""
+    return f"In brackets the 95% interval over {len(summary['seeds'])} seeds and {over}{together}."
 
 
 def table(rows: list[list[str]]) -> str:
@@ -51,29 +88,61 @@ def _conclusion(summary: Mapping[str, Any], name: str) -> str:
         size = "its number of parameters matched within 1%"
     elif spared:
         size = f"{abs(spared):,} {'fewer' if spared > 0 else 'more'} parameters ({share:.0%})"
-    shown = f"{with_interval(difference, '+')} nats a token"
-    if difference["ci95"] is None:
+    shown = with_interval(difference, "+", key="ci95_simultaneous", unit=" nats a token")
+    if difference["ci95_simultaneous"] is None:
         return (
-            f"{name} - {baseline} = {shown} with {size}, from one seed: there is no interval, so this does not say "
-            "which is better. Run more seeds (--config.compare.seeds=5)."
+            f"{name} - {baseline} = {shown} with {size}, from one seed: there is no interval over seeds, so this does "
+            "not say which is better. Run more seeds (--config.compare.seeds=5)."
         )
-    low, high = difference["ci95"]
-    if low <= 0 <= high:
+    outcome, margin = difference["outcome"], summary["margin"]
+    said = f"{name} - {baseline} = {shown}"
+    if outcome in ("better", "worse"):
+        return f"{name} is {outcome} than {baseline} here, by more than {margin:g} nats: {said}, with {size}."
+    if outcome == "differs":
+        side = "below" if difference["mean"] < 0 else "above"
         return (
-            f"{name} and {baseline} cannot be told apart here: {name} - {baseline} = {shown}, an interval that "
-            f"includes zero. {name} has {size}"
-            + (", so prefer it if size matters." if spared > 0 and not matched else ".")
+            f"The loss of {name} is {side} that of {baseline} here, perhaps by less than matters ({margin:g} nats): "
+            f"{said}, with {size}."
         )
-    better = "better" if high < 0 else "worse"
-    return f"{name} is {better} than {baseline} here: {name} - {baseline} = {shown}, with {size}."
+    if outcome == "equal":
+        advice = ", so prefer it if size matters" if spared > 0 and not matched else ""
+        equal = f"{name} and {baseline} are equal for practical purposes here, within {margin:g} nats"
+        return f"{equal}: {said}. {name} has {size}{advice}."
+    low, high = difference["ci95_simultaneous"]
+    seeds = difference["seeds_to_decide"]
+    more = (
+        "the held-out tokens vary too much for that: raise data.eval_tokens, or hold out more text"
+        if seeds is None
+        else f"about {seeds:,} seeds (--config.compare.seeds={seeds}) would decide whether it is {margin:g} nats"
+    )
+    return (
+        f"{name} and {baseline} are not told apart here: {said}. A difference beyond {(high - low) / 2:.2g} nats would "
+        f"have been seen; {more}. {name} has {size}."
+    )
 
 
-def _against_entropy(summary: Mapping[str, Any]) -> str | None:
+def _against_law(summary: Mapping[str, Any]) -> str | None:
     """How far each arm ends above the best possible loss."""
     if summary["entropy"] is None:
         return None
-    ends = [f"{name} ends {arm['excess']['mean']:.4f} nats above it" for name, arm in summary["arms"].items()]
-    return f"The best possible loss is the entropy, {summary['entropy']:.4f} nats: {', '.join(ends)}."
+    far = [f"{name} by {with_interval({'mean': arm['excess']['mean']})}" for name, arm in summary["arms"].items()]
+    return (
+        f"On the same tokens the true law has a loss of {summary['law_loss']:.4f} nats (its entropy is "
+        f"{summary['entropy']:.4f}). Expected losses lie above the best possible one, exactly: {', '.join(far)} nats."
+    )
+
+
+def _looks(summary: Mapping[str, Any]) -> list[str]:
+    """Whether seeds were added after a look at the result."""
+    earlier = summary.get("looks", [])[:-1]
+    if not earlier:
+        return []
+    count = "once" if len(earlier) == 1 else f"{len(earlier)} times"
+    return [
+        f"Seeds were added after the result had been looked at {count}, with {', '.join(map(str, earlier))}: the "
+        "intervals are those of a number of seeds fixed beforehand, and a chance difference is met more often than "
+        "they say."
+    ]
 
 
 def _matches(summary: Mapping[str, Any]) -> list[str]:
@@ -102,9 +171,9 @@ def _conditions(summary: Mapping[str, Any]) -> str:
     seeds = summary["seeds"]
     count = f"{len(seeds)} seeds" if len(seeds) > 1 else "1 seed"
     return (
-        f"It holds for {' / '.join(sorted(optimizers))}; {count}, {summary['eval_tokens']:,} held-out tokens at the "
-        f"last step. The arms differ in {', '.join(summary['arms_differ_in']) or 'nothing'}. Other rates may rank "
-        "the arms otherwise."
+        f"It holds for {' / '.join(sorted(optimizers))}; {count}, {summary['eval_tokens']:,} held-out tokens in "
+        f"{counted(summary['clusters'])} at the last step. The arms differ in "
+        f"{', '.join(summary['arms_differ_in']) or 'nothing'}. Other rates may rank the arms otherwise."
     )
 
 
@@ -128,7 +197,7 @@ def _band_table(summary: Mapping[str, Any], name: str) -> str:
     return (
         f"What the lookup asks of the rows of {name}, against the scoring (probe of N = {summary['probe_tokens']:,} "
         "held-out tokens at the last step;\n  band 0 holds the most frequent rows; share = |lookup|^2 / (|lookup|^2 + "
-        "|scoring|^2)):\n" + table(rows)
+        "|scoring|^2);\n  in brackets the 95% t interval over seeds, at this probe and N):\n" + table(rows)
     )
 
 
@@ -157,8 +226,8 @@ def conclusions(summary: Mapping[str, Any]) -> list[str]:
         return sentences
     # The summaries of older folders have no caveats.
     warnings = [sentence for arm in summary["arms"].values() for sentence in arm.get("caveats", [])]
-    entropy = filter(None, [_against_entropy(summary)])
-    return [*sentences, *_matches(summary), *entropy, *warnings, _conditions(summary), *_text(summary)]
+    law = filter(None, [_against_law(summary)])
+    return [*sentences, *_looks(summary), *_matches(summary), *law, *warnings, _conditions(summary), *_text(summary)]
 
 
 def arm_table(summary: Mapping[str, Any]) -> list[list[str]]:
@@ -176,7 +245,7 @@ def arm_table(summary: Mapping[str, Any]) -> list[list[str]]:
                 f"{arm['parameters']:,}",
                 with_interval(arm["eval_loss"]),
                 *(with_interval(arm[key], digits=digits[key]) if arm.get(key) else "-" for key in present),
-                "-" if difference is None else with_interval(difference["eval_loss"], "+"),
+                "-" if difference is None else with_interval(difference["eval_loss"], "+", key="ci95_simultaneous"),
             ]
         )
     for name, arm in diverged_arms(summary).items():
@@ -192,7 +261,7 @@ def accounts(summary: Mapping[str, Any]) -> list[str]:
         account = arm["account"]
         parts = [
             f"{account['vocabulary']:,} in the vocabulary"
-            + (f" ({account['saved']:,} saved by tying)" if account["saved"] > 0 and not matched else ""),
+            + (f" ({account['saved']:,} fewer than two matrices have)" if account["saved"] > 0 and not matched else ""),
             f"{account['body']:,} in the body",
             f"{_bytes(account['parameter_bytes'])} and {_bytes(account['optimizer_bytes'])} of optimizer state",
             f"{arm['clipped']:.0%} of the updates clipped",
@@ -202,8 +271,8 @@ def accounts(summary: Mapping[str, Any]) -> list[str]:
 
 
 def verdict(summary: Mapping[str, Any]) -> str:
-    """The summary for the terminal; losses in nats a token, with the 95% t interval over seeds in brackets."""
-    parts = ["Losses in nats a token; in brackets the 95% t interval over seeds.\n" + table(arm_table(summary))]
+    """The summary for the terminal; losses in nats a token, with their 95% intervals in brackets."""
+    parts = [f"Losses in nats a token. {intervals(summary)}\n{table(arm_table(summary))}"]
     parts += [_band_table(summary, name) for name, arm in summary["arms"].items() if arm["tied"]]
     parts[0] += "\n" + "\n".join("  " + line for line in accounts(summary))
     return "\n\n".join([*parts, *(textwrap.fill(sentence, 100) for sentence in conclusions(summary))])
