@@ -85,7 +85,11 @@ def sentences(results: Mapping[str, Any]) -> list[str]:
     seeds = results["seeds"]
     said = [
         f"Held-out losses in nats a token at the last step, over {seeds} {'seeds' if seeds > 1 else 'seed'}; "
-        + ("in brackets the 95% t interval; differences are paired by seed." if seeds > 1 else "no interval.")
+        + (
+            "in brackets the 95% interval over seeds and held-out text; differences are paired by both."
+            if seeds > 1
+            else "no interval."
+        )
     ]
     if results["matched"]:
         said.append(
