@@ -18,7 +18,8 @@ from tied_lm.durable import replace
 from tied_lm.gradients import PARTS
 from tied_lm.heldout import Heldout
 from tied_lm.runs import Run, open_run
-from tied_lm.statistics import interval
+from tied_lm.statistics import Scale, summarize
+from tied_lm.summary import SCALES
 from tied_lm.verdict import accounts, arm_table, conclusions, diverged_arms, intervals
 
 REPORT = "report.html"
@@ -62,12 +63,17 @@ def new_figure(panels: int, height: float = 3.6) -> tuple[Figure, list[Axes]]:
 
 
 def _curve(
-    ax: Axes, x: Float[np.ndarray, "T"], values: Float[np.ndarray, "seeds T"], style: dict[str, Any], label: str
+    ax: Axes,
+    x: Float[np.ndarray, "T"],
+    values: Float[np.ndarray, "seeds T"],
+    style: dict[str, Any],
+    label: str,
+    scale: Scale | None = None,
 ) -> None:
-    """The mean over the seeds in which there is a value, and its 95% t interval as a band."""
-    defined = [column[~np.isnan(column)].tolist() for column in values.T]
-    ax.plot(x, [np.mean(column) if column else np.nan for column in defined], **style, label=label, lw=1.5)
-    low, high = np.array([interval(column) or (np.nan, np.nan) for column in defined]).T
+    """The mean over the seeds in which there is a value, and its 95% t interval, taken on a scale, as a band."""
+    found = [summarize(column.tolist(), scale) if not np.isnan(column).all() else UNDEFINED for column in values.T]
+    ax.plot(x, np.array([one["mean"] for one in found]), **style, label=label, lw=1.5)
+    low, high = np.array([one["ci95"] or (np.nan, np.nan) for one in found]).T
     ax.fill_between(x, low, high, color=style["color"], alpha=0.2, lw=0)
 
 
@@ -161,7 +167,7 @@ def _share_over_time(runs: Mapping[str, list[Run]], tied: list[str]) -> Figure:
     figure, axes = new_figure(2)
     for ax, key in zip(axes, ("share", "cosine"), strict=True):
         for style, arm in zip(_styles(), tied, strict=False):
-            _curve(ax, *_scalars(runs[arm], f"probe/split/{key}"), style, arm)
+            _curve(ax, *_scalars(runs[arm], f"probe/split/{key}"), style, arm, SCALES[key])
         ax.set(ylabel=f"lookup's {key}, whole table" if key == "share" else "cosine, whole table")
         _log_steps(ax)
     axes[0].set_ylim(0, 1)
@@ -188,7 +194,7 @@ def _relative_updates(runs: Mapping[str, list[Run]]) -> Figure:
             ratio = [_median(d[field].values, d[weight].values) for d in data]
             label = f"{name}: {field.removeprefix('update_').replace('update', 'embedding')}"
             _curve(ax, data[0]["step"].values, np.array(ratio), next(styles), label)
-    ax.set(yscale="log", ylabel="|update| / |row|, median over the rows that moved")
+    ax.set(yscale="log", ylabel="|update| / |row|, rows that moved")
     _log_steps(ax)
     _legend(ax, len(runs))
     return figure
@@ -234,13 +240,17 @@ def _sections(runs: Mapping[str, list[Run]], summary: Mapping[str, Any]) -> list
                 "probe.",
                 _share_by_band(summary, tied),
             ),
-            ("The lookup against the scoring, over training", f"{probe}.", _share_over_time(runs, tied)),
+            (
+                "The lookup against the scoring, over training",
+                f"{probe}. Shade: 95% t interval over seeds.",
+                _share_over_time(runs, tied),
+            ),
         ]
     sections.append(
         (
             "How far an update moves a row",
-            "Size of the applied update relative to the row's own norm: of the rows, this alone can be compared "
-            "between tied and untied models.",
+            "Size of the applied update relative to the row's own norm, median over the rows that moved: this alone "
+            "can be compared between tied and untied models.",
             _relative_updates(runs),
         )
     )
