@@ -18,7 +18,8 @@ from typing import Any, NoReturn
 from ml_collections import ConfigDict, FieldReference
 
 from experiments.workers import stop_with_parent
-from tied_lm.config import ConfigError, override, resolved
+from tied_lm.checks import ConfigError
+from tied_lm.config import override, resolved
 from tied_lm.folder import cache_folder
 from tied_lm.tokenstring import printable
 

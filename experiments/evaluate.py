@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.command import Parser, check_path, run, set_up_jax, tell
-from tied_lm.config import ConfigError
+from tied_lm.checks import ConfigError
 from tied_lm.tokenstring import printable
 
 BOUNDS = {
@@ -82,6 +82,8 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     import numpy as np
 
     from tied_lm import open_run, sampling
+    from tied_lm.batches import named_key
+    from tied_lm.build import build_stream
     from tied_lm.checkpoint import Checkpoints
     from tied_lm.comparison import Arm
     from tied_lm.config import differing_fields
@@ -89,8 +91,6 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     from tied_lm.evaluation import evaluate
     from tied_lm.folder import CONFIG
     from tied_lm.resources import check_sampling
-    from tied_lm.streams import named_key
-    from tied_lm.train import build_stream
 
     set_up_jax()
     opened = open_run(flags.run)

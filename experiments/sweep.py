@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from experiments.command import parse, run, set_up_jax, tell
-from tied_lm.config import ConfigError
+from tied_lm.checks import ConfigError
 from tied_lm.tokenstring import printable
 
 if TYPE_CHECKING:

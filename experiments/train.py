@@ -12,13 +12,14 @@ def main(arguments: list[str], stop: threading.Event) -> None:
 
     from experiments.progress import Progress
     from tied_lm import folder, open_run
+    from tied_lm.build import build_stream
     from tied_lm.comparison import Arm
     from tied_lm.config import build_run, digest
     from tied_lm.loop import run_values, train_run
+    from tied_lm.metrics import is_finished
     from tied_lm.resources import check_disk, check_memory, shown
-    from tied_lm.streams import with_vocabulary
+    from tied_lm.sources import with_vocabulary
     from tied_lm.text import told
-    from tied_lm.train import build_stream
 
     set_up_jax()
     config = build_run(with_vocabulary(command.values))
@@ -29,7 +30,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     values = run_values(config, arm.stream)
     place = command.workdir or Path("runs") / f"{command.name}-{digest(values)}"
     folder.check(place, values)
-    if folder.is_finished(place, config.train.steps):
+    if is_finished(place, config.train.steps):
         tell(f"{place} is complete; nothing was changed.")
     else:
         size = arm.disk_bytes()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tied_lm.bands import NAMES, UNSEEN, bands_of, describe, split_scalars
-from tied_lm.gradients import RowStats
+from tied_lm.rows import RowStats
 
 
 @pytest.mark.parametrize(

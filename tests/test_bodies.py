@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from tied_lm import TiedEmbedding
-from tied_lm.bodies import Mlp, build_body
-from tied_lm.config import ConfigError
+from tied_lm.bodies import Mlp
+from tied_lm.build import build_body
+from tied_lm.checks import ConfigError
 
 D = 6
 

@@ -8,8 +8,9 @@ import pytest
 from tests.linen import jit
 from tests.sequences import FEATURES, LENGTH, apply, apply_with_masks, influence, is_causal, new_params, normal
 from tied_lm import TiedEmbedding
-from tied_lm.bodies import Transformer, build_body, rotate
-from tied_lm.config import ConfigError
+from tied_lm.bodies import Transformer, rotate
+from tied_lm.build import build_body
+from tied_lm.checks import ConfigError
 from tied_lm.embedding import count_parameters
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests import tiny
 from tied_lm.checkpoint import Checkpoints
-from tied_lm.config import ConfigError
+from tied_lm.checks import ConfigError
 from tied_lm.durable import Damaged
 from tied_lm.train import TrainState, Window
 

@@ -11,7 +11,8 @@ from experiments.command import ROOT, parse, set_up_jax
 from tests import tiny
 from tests.test_commands import SMALL
 from tied_lm import comparison
-from tied_lm.config import ConfigError, build_comparison, build_run, resolved
+from tied_lm.checks import ConfigError
+from tied_lm.config import build_comparison, build_run, resolved
 
 BASE = "from configs import toy\n\n\ndef get_config():\n    c = toy.get_config()\n"
 RETURN = "    return c\n"

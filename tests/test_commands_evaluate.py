@@ -11,7 +11,7 @@ from experiments import evaluate
 from tests import tiny
 from tests.test_commands import contents
 from tied_lm import open_run, resources
-from tied_lm.config import ConfigError
+from tied_lm.checks import ConfigError
 from tied_lm.durable import Damaged, read_json, write_json
 
 CONFIG = tiny.make_config()

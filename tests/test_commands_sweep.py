@@ -13,8 +13,8 @@ import pytest
 from experiments import sweep
 from experiments.workers import run_workers
 from tests.test_commands import ROOT, SMALL, call, contents, summary_of
+from tied_lm.checks import ConfigError
 from tied_lm.comparison import read_diverged
-from tied_lm.config import ConfigError
 from tied_lm.folder import locked
 from tied_lm.loop import Interrupted
 

@@ -7,13 +7,12 @@ import math
 import pytest
 
 from configs import bpe, text, toy, toy_directed, transformer, words
+from tied_lm.checks import ConfigError, choose
 from tied_lm.config import (
     ARM_NAMES,
     Config,
-    ConfigError,
     build_comparison,
     build_run,
-    choose,
     differing_fields,
     digest,
     flatten,

@@ -11,7 +11,8 @@ import pytest
 from configs import toy
 from tied_lm import cache as cache_
 from tied_lm import corpus as corpus_
-from tied_lm.config import ConfigError, build_run
+from tied_lm.checks import ConfigError
+from tied_lm.config import build_run
 from tied_lm.corpus import Tokens, id_dtype, open_corpus, whole_vocabulary
 from tied_lm.text import Document, told
 from tied_lm.tokenizers import Bytes

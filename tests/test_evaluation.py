@@ -7,10 +7,10 @@ from scipy import stats
 from scipy.special import log_softmax
 
 from tests import tiny
+from tied_lm.build import build_stream
 from tied_lm.evaluation import evaluate
 from tied_lm.loop import evaluation_scalars
 from tied_lm.streams import ToyStream
-from tied_lm.train import build_stream
 
 CONFIG = tiny.make_config()
 

@@ -17,7 +17,8 @@ from tied_lm import comparison
 from tied_lm import folder as folder_
 from tied_lm import sweep as sweeps
 from tied_lm.bodies import BODIES
-from tied_lm.config import ConfigError, flatten
+from tied_lm.checks import ConfigError
+from tied_lm.config import flatten
 from tied_lm.schemes import SCHEMES
 
 ROOT = Path(__file__).parent.parent

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from configs import toy
-from tied_lm.config import ConfigError, build_run
+from tied_lm.checks import ConfigError
+from tied_lm.config import build_run
 from tied_lm.corpus import open_corpus, whole_vocabulary
 
 DATA = dataclasses.replace(

@@ -7,10 +7,10 @@ import pytest
 
 from tests import tiny
 from tied_lm import loop
-from tied_lm.folder import is_finished
+from tied_lm.build import build_stream
 from tied_lm.interrupts import stopped_by_interrupt
 from tied_lm.loop import Interrupted, train_run
-from tied_lm.train import build_stream
+from tied_lm.metrics import is_finished
 
 CONFIG = tiny.make_config()
 

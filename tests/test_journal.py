@@ -9,11 +9,11 @@ import xarray as xr
 from tests import tiny
 from tied_lm.bands import UNSEEN
 from tied_lm.embedding import TiedEmbedding, UntiedEmbedding
-from tied_lm.gradients import PARTS, RowStats
 from tied_lm.histogram import log_histogram
 from tied_lm.journal import Journal
 from tied_lm.records import Probe, Record
 from tied_lm.rowlog import RowLog
+from tied_lm.rows import PARTS, RowStats
 
 V = 6
 FREQUENCIES = np.array([0.1, 0.4, 0.0, 0.2, 0.3, 0.0])

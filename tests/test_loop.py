@@ -19,12 +19,13 @@ import pytest
 
 from tests import tiny
 from tied_lm import loop, open_run, row_stats
-from tied_lm.config import ConfigError
+from tied_lm.build import build_model, build_stream
+from tied_lm.checks import ConfigError
 from tied_lm.durable import Damaged
-from tied_lm.folder import is_finished, read_metrics
 from tied_lm.journal import Journal
 from tied_lm.loop import Diverged, Interrupted
-from tied_lm.train import Trainer, build_model, build_stream
+from tied_lm.metrics import is_finished, read_metrics
+from tied_lm.train import Trainer
 
 ROOT = Path(__file__).parent.parent
 CONFIG = tiny.make_config()

@@ -8,9 +8,9 @@ import pytest
 
 from tests import tiny
 from tied_lm import loop, open_run, textstream
+from tied_lm.build import build_stream
 from tied_lm.comparison import Arm
 from tied_lm.loop import Interrupted
-from tied_lm.train import build_stream
 
 VOCABULARIES = {"bytes": 256, "words": 8, "bpe": 280}
 LINES = ["the cat sat on the mat\n", "a cat\n", "\n", "the mat sat\n"]

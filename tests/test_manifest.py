@@ -8,7 +8,8 @@ import pytest
 
 from tests import tiny
 from tied_lm import open_run
-from tied_lm.config import ConfigError, to_dict
+from tied_lm.checks import ConfigError
+from tied_lm.config import to_dict
 from tied_lm.durable import Damaged
 
 CONFIG = tiny.make_config()

@@ -6,11 +6,12 @@ import json
 import pytest
 
 from tests import tiny
+from tied_lm.build import build_model
+from tied_lm.checks import ConfigError
 from tied_lm.comparison import Plan
-from tied_lm.config import ConfigError, build_comparison, override
+from tied_lm.config import build_comparison, override
 from tied_lm.embedding import count_parameters
 from tied_lm.matching import match
-from tied_lm.train import build_model
 
 
 def comparison(values, *overrides):

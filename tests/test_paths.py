@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from configs import toy
-from tied_lm.config import ConfigError, build_run
+from tied_lm.checks import ConfigError
+from tied_lm.config import build_run
 from tied_lm.paths import find
 from tied_lm.text import read_split
 

@@ -8,10 +8,11 @@ import pytest
 from configs import toy
 from tests import tiny
 from tied_lm import resources
+from tied_lm.build import build_stream
+from tied_lm.checks import ConfigError
 from tied_lm.comparison import Arm, Plan, complete
-from tied_lm.config import ConfigError, override
+from tied_lm.config import override
 from tied_lm.loop import Interrupted
-from tied_lm.train import build_stream
 
 
 def taken(place):

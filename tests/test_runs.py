@@ -9,9 +9,9 @@ import pytest
 
 from tests import tiny
 from tied_lm import RowStats, loop, open_run
+from tied_lm.build import build_stream
 from tied_lm.config import to_dict
 from tied_lm.loop import train_run
-from tied_lm.train import build_stream
 
 
 @pytest.fixture(scope="module")

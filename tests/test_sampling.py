@@ -11,8 +11,8 @@ from scipy import stats
 
 from tests import tiny
 from tied_lm import TiedEmbedding
+from tied_lm.build import build_model
 from tied_lm.sampling import first_tokens, sample
-from tied_lm.train import build_model
 
 V, D = 6, 3
 MODEL = TiedEmbedding(V, D)

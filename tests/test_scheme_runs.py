@@ -6,11 +6,12 @@ import pytest
 
 from tests import tiny
 from tied_lm import open_run
+from tied_lm.build import build_stream
 from tied_lm.comparison import Arm
 from tied_lm.loop import Interrupted
 from tied_lm.schemes import SCHEMES
 from tied_lm.streams import ToyStream
-from tied_lm.train import Trainer, build_stream
+from tied_lm.train import Trainer
 
 UNTIE = 17
 OPTIONS = {

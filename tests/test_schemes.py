@@ -16,10 +16,11 @@ from tests.linen import jit
 from tests.test_bodies_transformer import by_hand
 from tied_lm import gradients, loss_and_gradients, row_stats, split_gradients
 from tied_lm.bodies import Mlp, Transformer
-from tied_lm.config import ConfigError, build_run
+from tied_lm.build import build_model
+from tied_lm.checks import ConfigError
+from tied_lm.config import build_run
 from tied_lm.embedding import TiedEmbedding, UntiedEmbedding, count_parameters
 from tied_lm.schemes import SCHEMES
-from tied_lm.train import build_model
 
 V, D, R = 7, 4, 3
 BANDS = (0, 1, 4, 2, 5, 3, 4)

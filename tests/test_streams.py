@@ -13,8 +13,10 @@ import pytest
 from scipy import stats
 
 from configs import toy
-from tied_lm.config import ConfigError, build_run
-from tied_lm.streams import Batch, ToyStream, named_key
+from tied_lm.batches import Batch, named_key
+from tied_lm.checks import ConfigError
+from tied_lm.config import build_run
+from tied_lm.streams import ToyStream
 from tied_lm.train import Trainer
 
 DATA = build_run(toy.get_config().to_dict()).data

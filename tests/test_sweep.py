@@ -8,7 +8,8 @@ import pytest
 
 from tests import tiny
 from tied_lm import sweep
-from tied_lm.config import ConfigError, override
+from tied_lm.checks import ConfigError
+from tied_lm.config import override
 from tied_lm.statistics import summarize
 from tied_lm.sweepreport import sentences, table_rows, write_sweep_page
 

@@ -9,7 +9,8 @@ from scipy import stats
 
 from configs import toy
 from tied_lm import textstream
-from tied_lm.config import ConfigError, build_run
+from tied_lm.checks import ConfigError
+from tied_lm.config import build_run
 from tied_lm.textstream import TextStream
 
 DATA = dataclasses.replace(build_run(toy.get_config().to_dict()).data, source="text", batch_size=4, length=8)

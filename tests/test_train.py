@@ -8,9 +8,9 @@ import pytest
 
 from tests import tiny
 from tied_lm import loop, loss_and_gradients, row_stats, split_gradients
-from tied_lm.config import ConfigError
-from tied_lm.gradients import PARTS, RowStats
-from tied_lm.train import build_model, build_stream
+from tied_lm.build import build_model, build_stream
+from tied_lm.checks import ConfigError
+from tied_lm.rows import PARTS, RowStats
 
 ARMS = {
     "tied": (),

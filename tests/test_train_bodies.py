@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from tests import tiny
+from tied_lm.batches import named_key
+from tied_lm.build import build_model, build_stream
 from tied_lm.gradients import backward, tables
 from tied_lm.loop import Interrupted
-from tied_lm.streams import named_key
-from tied_lm.train import build_model, build_stream
 
 NAMES = list(tiny.SEQUENCE_ARMS)
 STATEFUL = "stateful lstm, dropout, coupled adam"

@@ -6,16 +6,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tied_lm.embedding import TiedEmbedding, UntiedEmbedding
-    from tied_lm.gradients import GradientSplit, RowStats, loss_and_gradients, row_stats, split_gradients
+    from tied_lm.gradients import GradientSplit, loss_and_gradients, row_stats, split_gradients
     from tied_lm.recorder import RowRecorder
+    from tied_lm.rows import RowStats, UseStats
     from tied_lm.runs import open_run
-    from tied_lm.uses import (
-        UseSplit,
-        UseStats,
-        embed_loss_and_gradients,
-        split_embed_gradients,
-        split_table_gradients,
-    )
+    from tied_lm.uses import UseSplit, embed_loss_and_gradients, split_embed_gradients, split_table_gradients
 
 __all__ = [
     "GradientSplit",

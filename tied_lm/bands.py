@@ -6,8 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Float, Int
 
-from tied_lm.gradients import NORMS, RowStats
-from tied_lm.uses import UseStats
+from tied_lm.rows import NORMS, RowStats, UseStats
 
 CUTS = (0.2, 0.4, 0.6, 0.8)
 UNSEEN = len(CUTS) + 1

@@ -1,6 +1,6 @@
 """What lies between the looked-up vectors and the scored ones."""
 
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar
 
 import flax.linen as nn
 import jax
@@ -8,8 +8,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from tied_lm.checks import check_fields
-from tied_lm.config import Allowed, Config, ConfigError, at_least, at_most, below_one, choose, own_options, wide
+from tied_lm.checks import Allowed, ConfigError, at_least, at_most, below_one, check_fields, wide
 
 
 class Body(nn.Module):
@@ -28,15 +27,12 @@ class Body(nn.Module):
         check_fields(self)
         super().__post_init__()
 
-    @classmethod
-    def of(cls, config: Config) -> Self:
-        """The body that a config describes.
+    def check(self, features: int) -> None:
+        """Refuse fields that do not go together, or not with the width D.
 
         Raises:
-            ConfigError: an option of this body is not possible.
+            ConfigError: it names the field as the config does.
         """
-        own = own_options(cls, Body, config.body, "body")
-        return cls(jnp.dtype(config.model.compute_dtype), **own)
 
 
 class Mlp(Body):
@@ -109,13 +105,6 @@ class Lstm(Body):
     stateful: bool = False  # carry (c, h) of each layer from batch to batch, else start each sequence from zeros
 
     default_width: ClassVar[int] = 1
-
-    @classmethod
-    def of(cls, config: Config) -> Self:
-        body = super().of(config)
-        if body.stateful and config.data.order != "contiguous":
-            raise ConfigError("body.stateful", True, "false, unless data.order = 'contiguous'")
-        return body
 
     @nn.compact
     def __call__(self, x: Float[Array, "*N D"], *, train: bool = False) -> Float[Array, "*N D"]:
@@ -194,16 +183,13 @@ class Transformer(Body):
     dropout: Annotated[float, below_one] = 0.0
     remat: bool = False  # keep the inputs of the blocks alone for the backward pass, and compute the rest again
 
-    @classmethod
-    def of(cls, config: Config) -> Self:
-        body, features = super().of(config), config.model.features
+    def check(self, features: int) -> None:
         possible = [heads for heads in range(1, features // 2 + 1) if features % (2 * heads) == 0]
-        if body.heads not in possible:
+        if self.heads not in possible:
             allowed = " | ".join(map(str, possible)) or "none"
             raise ConfigError(
-                "body.heads", body.heads, f"{allowed}, parts of even width of model.features = {features}"
+                "body.heads", self.heads, f"{allowed}, parts of even width of model.features = {features}"
             )
-        return body
 
     @nn.compact
     def __call__(self, x: Float[Array, "*N D"], *, train: bool = False) -> Float[Array, "*N D"]:
@@ -217,9 +203,3 @@ class Transformer(Body):
 
 
 BODIES: dict[str, type[Body] | None] = {"none": None, "mlp": Mlp, "lstm": Lstm, "transformer": Transformer}
-
-
-def build_body(config: Config) -> Body | None:
-    """The body that a config names; None if there is none."""
-    kind = choose(BODIES, "model.body", config.model.body)
-    return None if kind is None else kind.of(config)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tied_lm import folder
-from tied_lm.config import ConfigError
+from tied_lm.checks import ConfigError
 from tied_lm.durable import write_json
 
 META = "meta.json"

@@ -16,7 +16,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
-from tied_lm.config import ConfigError, choose, differing_fields
+from tied_lm.checks import ConfigError, choose
+from tied_lm.config import differing_fields
 from tied_lm.durable import Damaged
 from tied_lm.train import TrainState
 

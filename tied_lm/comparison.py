@@ -7,25 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from tied_lm import bands, folder, resources
-from tied_lm.config import (
-    VERSION,
-    Comparison,
-    Config,
-    ConfigError,
-    Data,
-    build_comparison,
-    digest,
-    resolved,
-    to_dict,
-)
+from tied_lm.build import build_model, build_stream
+from tied_lm.checks import ConfigError
+from tied_lm.config import VERSION, Comparison, Config, Data, build_comparison, digest, resolved, to_dict
 from tied_lm.durable import read_json, write_json
 from tied_lm.loop import Diverged, train_run
 from tied_lm.matching import match
+from tied_lm.metrics import is_finished
 from tied_lm.report import REPORT, write_report
 from tied_lm.runs import open_run
-from tied_lm.streams import Stream, with_vocabulary
+from tied_lm.sources import Stream, with_vocabulary
 from tied_lm.summary import is_of, summarize_comparison
-from tied_lm.train import Trainer, build_model, build_stream
+from tied_lm.train import Trainer
 
 SUMMARY = "summary.json"
 DIVERGED = "diverged.json"
@@ -167,7 +160,7 @@ def is_complete(place: Path, plan: Plan) -> bool:
         and (place / SUMMARY).exists()
         and is_of(read_summary(place), plan.comparison)
         and all(
-            folder.is_finished(run_folder(place, name, config), config.train.steps)
+            is_finished(run_folder(place, name, config), config.train.steps)
             for name, config in plan.comparison.runs()
             if name not in diverged
         )

@@ -3,66 +3,34 @@
 import contextlib
 import copy
 import dataclasses
-import functools
 import hashlib
 import json
-import math
 import os
 import re
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Annotated, Any, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from ml_collections import FieldReference
 
-from tied_lm.tokenstring import printable
-
-T = TypeVar("T")
-SHOWN = 200  # characters of a value in a message, at most
-
-
-class ConfigError(ValueError):
-    """A mistake in the config, told in one line that harms no terminal: the field, its value, and what is allowed."""
-
-    def __init__(self, field: str, value: object, allowed: str):
-        try:
-            shown = "nothing" if value is None else repr(value)
-        except ValueError:  # Python writes no whole number of more than 4,300 digits
-            shown = "a number of very many digits"
-        if len(shown) > SHOWN:
-            shown = shown[:SHOWN] + " ..."
-        super().__init__(printable(f"{field} = {shown} is not possible; allowed: {allowed}"))
-
-
-@dataclasses.dataclass(frozen=True)
-class Allowed:
-    """A condition on one value, in words and as a test."""
-
-    words: str
-    test: Callable[[Any], bool]
-
-
-def at_least(low: int) -> Allowed:
-    return Allowed(f"at least {low}", lambda x: x >= low)
-
-
-def at_most(high: int) -> Allowed:
-    return Allowed(f"at most {high:,}", lambda x: x <= high)
-
-
-def one_of(*names: str) -> Allowed:
-    return Allowed(" | ".join(names), lambda x: x in names)
-
-
-positive = Allowed("above 0", lambda x: x > 0)
-not_negative = Allowed("0 or more", lambda x: x >= 0)
-rows = Allowed("at least 2 (0 is for all that a text has)", lambda x: x >= 2 or x == 0)
-fraction = Allowed("0 to 1", lambda x: 0 <= x <= 1)
-open_fraction = Allowed("between 0 and 1, both excluded", lambda x: 0 < x < 1)
-below_one = Allowed("0 or more, below 1 (as float32)", lambda x: 0 <= x < 1 - 2**-25)
-seed32 = Allowed("0 to 2**32 - 1", lambda x: 0 <= x < 2**32)
-countable = at_most(10**9)  # so that sums of two still fit int32
-wide = at_most(2**16)  # of widths, whose squares have to fit the memory
+from tied_lm.checks import (
+    ConfigError,
+    Options,
+    at_least,
+    at_most,
+    below_one,
+    build,
+    convert,
+    countable,
+    fraction,
+    not_negative,
+    one_of,
+    open_fraction,
+    positive,
+    rows,
+    seed32,
+    wide,
+)
 
 MOST_RECORDS = 2**20  # of one kind in a run
 MOST_TOKENS = 100  # to follow as curves
@@ -72,8 +40,6 @@ RESERVED = ("mean", "hypothetical")  # names of what stands beside the arms
 ARM_NAMES = (
     f"at most 64 letters, digits, - and _, the first a letter or digit; {' and '.join(RESERVED)} have another meaning"
 )
-SMALLEST, LARGEST = 2.0**-126, (2 - 2**-23) * 2.0**127  # of what float32 holds, but for 0
-
 # Of what a config means, entered in config.json. It grows when the same fields come to mean something else: older
 # folders can be read, but not continued. Those that say nothing are of version 1.
 VERSION = 2
@@ -81,25 +47,6 @@ VERSION = 2
 COMPARE = ("arms", "baseline", "seeds", "match", "margin")  # the fields of the group `compare`, on which no run depends
 # What an arm may set. All else is shared: on other tokens, seeds or probes its numbers could not be paired.
 OF_AN_ARM = ("model.", "scheme.", "body.", "optimizer.", "train.steps")
-
-
-class Options(Mapping[str, Any]):
-    """Values by name, for a class that is found by its name and declares what it takes: a tying scheme, a body."""
-
-    def __init__(self, values: Mapping[str, Any]):
-        self._values = dict(values)
-
-    def __getitem__(self, name: str) -> Any:
-        return self._values[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __hash__(self) -> int:
-        return hash(tuple(sorted(self._values.items())))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,98 +182,6 @@ class Comparison:
         ]
 
 
-def choose(registry: Mapping[str, T], field: str, name: str) -> T:
-    """The entry of a registry that a config field names."""
-    if name not in registry:
-        raise ConfigError(field, name, " | ".join(registry))
-    return registry[name]
-
-
-def _convert(kind: Any, value: Any, field: str) -> Any:
-    """`value` as the type that a dataclass field declares."""
-    conditions: tuple[Allowed, ...] = ()
-    if typing.get_origin(kind) is Annotated:
-        kind, *rest = typing.get_args(kind)
-        conditions = tuple(rest)
-    if dataclasses.is_dataclass(kind):
-        return _build(typing.cast(type, kind), value, field + ".")
-    if kind is Options:
-        if not isinstance(value, Mapping):
-            raise ConfigError(field, value, "a group of fields")
-        return Options(value)
-    words = ", ".join(c.words for c in conditions)
-    if typing.get_origin(kind) is tuple:
-        item = typing.get_args(kind)[0]
-        if not isinstance(value, (tuple, list)):
-            raise ConfigError(field, value, f"a list of {item.__name__}")
-        return tuple(_convert(item, v, field) for v in value)
-    if kind is float and type(value) is int:
-        value = float(value) if abs(value) <= LARGEST else math.inf
-    if type(value) is not kind:
-        raise ConfigError(field, value, f"{kind.__name__}{', ' + words if words else ''}")
-    if kind is float and not math.isfinite(value):
-        raise ConfigError(field, value, "a finite number" + (", " + words if words else ""))
-    if kind is float and value and not SMALLEST <= abs(value) <= LARGEST:
-        raise ConfigError(field, value, f"what float32 holds: 0, or {SMALLEST:.2g} to {LARGEST:.2g}")
-    if kind is str and "\0" in value:
-        raise ConfigError(field, value, "text without NUL")
-    failed = [c.words for c in conditions if not c.test(value)]
-    if failed:
-        raise ConfigError(field, value, ", ".join(failed))
-    return value
-
-
-@functools.cache
-def _declared(kind: type, base: type) -> dict[str, Any]:
-    """The types of the options that a dataclass declares beyond its base."""
-    kinds = typing.get_type_hints(kind, include_extras=True)
-    inherited = {field.name for field in dataclasses.fields(base)}
-    return {field.name: kinds[field.name] for field in dataclasses.fields(kind) if field.name not in inherited}
-
-
-def own_options(kind: type, base: type, options: Options, group: str) -> dict[str, Any]:
-    """Of the options in a group, those that a dataclass declares beyond its base; checked as it declares them."""
-    declared = _declared(kind, base)
-    for name in declared:
-        if name not in options:
-            raise ConfigError(f"{group}.{name}", None, "a value; the config lacks this field")
-    return {name: _convert(type_, options[name], f"{group}.{name}") for name, type_ in declared.items()}
-
-
-def check_options(kinds: Iterable[type], base: type, options: Options, group: str) -> None:
-    """Refuse an option, used or not, that no class declares, or whose value no class that declares it would take."""
-    declared: dict[str, list[Any]] = {}
-    for kind in kinds:
-        for name, type_ in _declared(kind, base).items():
-            declared.setdefault(name, []).append(type_)
-    for name, value in options.items():
-        field, error = f"{group}.{name}", None
-        if name not in declared:
-            raise ConfigError(field, value, f"no such field; the fields are {', '.join(declared)}")
-        for type_ in declared[name]:
-            try:
-                _convert(type_, value, field)
-                break
-            except ConfigError as refusal:
-                error = refusal
-        else:
-            assert error is not None
-            raise error
-
-
-def _build(kind: type[T], values: Any, prefix: str = "") -> T:
-    if not isinstance(values, Mapping):
-        raise ConfigError(prefix.rstrip("."), values, "a group of fields")
-    kinds = typing.get_type_hints(kind, include_extras=True)
-    for name in values:
-        if name not in kinds:
-            raise ConfigError(f"{prefix}{name}", values[name], f"no such field; the fields are {', '.join(kinds)}")
-    for name in kinds:
-        if name not in values:
-            raise ConfigError(prefix + name, None, "a value; the config lacks this field")
-    return kind(**{name: _convert(k, values[name], prefix + name) for name, k in kinds.items()})
-
-
 def resolved(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested values with what each reference to another field gives now.
 
@@ -438,12 +293,12 @@ def _check_schedule(config: Config) -> None:
 def read_data(values: Mapping[str, Any]) -> Data:
     """The group `data` of nested values, whose vocabulary may still be 0."""
     data = resolved(values).get("data")
-    return _build(Data, data, "data.")
+    return build(Data, data, "data.")
 
 
 def read_run(values: Mapping[str, Any]) -> Config:
     """The config of a run that is there already, from nested values: one that would not be started today, perhaps."""
-    return _build(Config, {name: value for name, value in values.items() if name != "compare"})
+    return build(Config, {name: value for name, value in values.items() if name != "compare"})
 
 
 def build_run(values: Mapping[str, Any]) -> Config:
@@ -492,7 +347,7 @@ def build_comparison(values: Mapping[str, Any]) -> Comparison:
     for name in compare:
         if name not in COMPARE:
             raise ConfigError(f"compare.{name}", compare[name], f"no such field; the fields are {', '.join(COMPARE)}")
-    seeds = _convert(Annotated[int, at_least(1), at_most(MOST_SEEDS)], compare.get("seeds"), "compare.seeds")
+    seeds = convert(Annotated[int, at_least(1), at_most(MOST_SEEDS)], compare.get("seeds"), "compare.seeds")
     overrides_of = compare.get("arms")
     if not isinstance(overrides_of, Mapping):
         raise ConfigError("compare.arms", overrides_of, "a group of arms, each with its overrides")
@@ -507,8 +362,8 @@ def build_comparison(values: Mapping[str, Any]) -> Comparison:
     last = base.seed + seeds - 1
     if last >= 2**32:
         raise ConfigError("seed", last - seeds + 1, f"at most 2**32 - {seeds}, so that compare.seeds = {seeds} fit")
-    match = _convert(Annotated[str, one_of("width", "parameters")], compare.get("match"), "compare.match")
-    margin = _convert(Annotated[float, positive, at_most(100)], compare.get("margin"), "compare.margin")
+    match = convert(Annotated[str, one_of("width", "parameters")], compare.get("match"), "compare.match")
+    margin = convert(Annotated[float, positive, at_most(100)], compare.get("margin"), "compare.margin")
     return Comparison(base, arms, baseline, seeds, match, margin)
 
 

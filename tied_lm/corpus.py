@@ -14,7 +14,8 @@ import numpy as np
 from jaxtyping import Int
 
 from tied_lm import cache
-from tied_lm.config import ConfigError, Data, choose
+from tied_lm.checks import ConfigError, choose
+from tied_lm.config import Data
 from tied_lm.text import Document, Split, read_split
 from tied_lm.tokenizers import TOKENIZERS, Tokenizer
 

@@ -1,6 +1,6 @@
 """Which array looks up, and which scores: what every tying scheme shares, the tied module, the untied baseline."""
 
-from typing import Annotated, ClassVar, NamedTuple, Self
+from typing import Annotated, ClassVar, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -8,8 +8,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, PyTree
 
-from tied_lm.checks import check_fields
-from tied_lm.config import Config, at_least, own_options
+from tied_lm.checks import at_least, check_fields
 from tied_lm.loss import VocabularyLoss
 
 Params = dict[str, Array]
@@ -52,12 +51,12 @@ class VocabularyModel(nn.Module):
         check_fields(self)
         super().__post_init__()
 
-    @classmethod
-    def of(cls, config: Config, body: nn.Module | None, bands: tuple[int, ...] = ()) -> Self:
-        """The model that a config describes."""
-        m, dtype = config.model, jnp.dtype(config.model.compute_dtype)
-        own = own_options(cls, VocabularyModel, config.scheme, "scheme")
-        return cls(config.data.vocab_size, m.features, body, dtype, m.init_std, m.scale_input, bands, **own)
+    def check(self) -> None:
+        """Refuse fields that do not go together.
+
+        Raises:
+            ConfigError: it names the field as the config does.
+        """
 
     @property
     def scoring_vocabulary(self) -> tuple[str, ...]:

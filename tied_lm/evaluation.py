@@ -8,7 +8,7 @@ from jaxtyping import PyTree
 
 from tied_lm import bands
 from tied_lm.heldout import Heldout
-from tied_lm.streams import Stream
+from tied_lm.sources import Stream
 from tied_lm.train import Trainer
 
 

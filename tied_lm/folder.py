@@ -1,20 +1,17 @@
-"""Whose folder it is: its config, its lock, and whether the run in it is complete."""
+"""Whose folder it is: its config and its lock."""
 
 import fcntl
-import json
-import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tied_lm import manifest
-from tied_lm.config import ConfigError, differing_fields
-from tied_lm.durable import AGAIN, Damaged, read_json
+from tied_lm.checks import ConfigError
+from tied_lm.config import differing_fields
+from tied_lm.durable import Damaged, read_json
 
 CONFIG = "config.json"
-METRICS = "metrics.jsonl"
 LOCK = ".lock"
 
 
@@ -79,35 +76,3 @@ def locked(folder: Path, wait: bool = False) -> Iterator[None]:
         except OSError:
             raise ConfigError("workdir", str(folder), "a folder that no other process is writing") from None
         yield
-
-
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl that its manifest vouches for, with NaN for what is undefined.
-
-    Without a manifest all lines are taken, but for a torn last one.
-
-    Raises:
-        Damaged: they are not what was written.
-    """
-    path = folder / METRICS
-    entry = manifest.read(folder).get(METRICS)
-    try:
-        if entry is not None:
-            data = manifest.vouched(folder, METRICS, entry)
-        else:
-            data = path.read_bytes() if path.exists() else b""
-        found = [dict(json.loads(line)) for line in data.split(b"\n")[:-1]]
-    except Damaged:
-        # A run that is continued cuts its logs, and takes the manifest away first.
-        if manifest.read(folder).get(METRICS) == entry:
-            raise
-        return read_metrics(folder)
-    except (ValueError, TypeError):
-        raise Damaged(f"{path} is damaged (a line is no JSON object); {AGAIN}") from None
-    return [{tag: math.nan if value is None else value for tag, value in line.items()} for line in found]
-
-
-def is_finished(folder: Path, steps: int) -> bool:
-    """Whether the run is complete: the last line of the metrics is written after everything else."""
-    lines = read_metrics(folder)
-    return bool(lines) and lines[-1]["step"] == steps

@@ -15,15 +15,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from tied_lm.checks import check_ids
+from tied_lm.arguments import check_ids
 from tied_lm.embedding import Params, VocabularyModel
 from tied_lm.loss import vocabulary_loss
-
-PARTS = ("lookup", "scoring", "pull", "push", "total")
-NORMS = (*PARTS, "other")  # statistics of a model that is not this project's have no pull and push, but `other`
+from tied_lm.rows import RowStats, mark_undefined
 
 
 class Backward(NamedTuple):
@@ -67,25 +64,6 @@ class GradientSplit(NamedTuple):
     total: Float[Array, "V D"]
     push_parts: dict[str, Float[Array, "V D"]]  # of a scheme that tells parts of its push apart; else {}
     others: tuple[dict[str, Array], dict[str, Array]]  # other parameters of a scheme: gradients by lookup, by scoring
-
-
-class RowStats(NamedTuple):
-    """L2 norms of the rows of the split's tables; the cosine of lookup and scoring; and how often each row was looked
-    up, and was an unmasked target. `total` and `cosine` are hypothetical if untied. Where lookup or scoring is 0 there
-    is no cosine: it is NaN, but 0 inside of jit and other transformations, until `marked`."""
-
-    lookup: Float[Array, "V"]
-    scoring: Float[Array, "V"]
-    pull: Float[Array, "V"]
-    push: Float[Array, "V"]
-    total: Float[Array, "V"]
-    cosine: Float[Array, "V"]
-    input_count: Int[Array, "V"]
-    target_count: Int[Array, "V"]
-
-    def marked(self) -> "RowStats":
-        """The same with NaN for what is undefined."""
-        return self._replace(cosine=mark_undefined((self.lookup > 0) & (self.scoring > 0), self.cosine))
 
 
 def backward(
@@ -187,16 +165,6 @@ def row_cosine(a_RxD: Float[Array, "R D"], b_RxD: Float[Array, "R D"]) -> Float[
     # Dividing twice, since the product of two tiny norms is 0 in float32.
     dot_R = jnp.sum(a_RxD / jnp.where(a_R > 0, a_R, 1)[..., None] * b_RxD, axis=-1) / jnp.where(b_R > 0, b_R, 1)
     return jnp.where((a_R > 0) & (b_R > 0), jnp.clip(dot_R, -1, 1), 0)
-
-
-def mark_undefined(defined: Bool[Array, "*N"], values: Float[Array, "*N"]) -> Float[Array, "*N"]:
-    """Values as they are written and returned: NaN where they are undefined. Inside of transformations they are left
-    as they are, so that no NaN is made on the device."""
-    if isinstance(values, jax.core.Tracer):
-        return values
-    where = np.where if isinstance(values, np.ndarray) else jnp.where
-    with jax.debug_nans(False):  # these are meant
-        return where(defined, values, np.float32(np.nan))
 
 
 def stats_of_tables(t: Tables, input_count: Int[Array, "V"], target_count: Int[Array, "V"]) -> RowStats:

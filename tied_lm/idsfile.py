@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tied_lm.config import ConfigError
+from tied_lm.checks import ConfigError
 
 SUFFIXES = (".bin", ".npy")
 HEADER = 1024  # bytes: 256 numbers of 32 bits, of which the first three are a magic number, a version and a count

@@ -1,7 +1,7 @@
 """Everything that a run writes down step by step, in every place where it is kept."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +11,12 @@ from jaxtyping import Float, Int
 from tied_lm import bands as bands_
 from tied_lm.board import Board
 from tied_lm.durable import AGAIN, Damaged
-from tied_lm.embedding import VocabularyModel
-from tied_lm.folder import METRICS
-from tied_lm.gradients import PARTS, RowStats
 from tied_lm.manifest import Manifest
-from tied_lm.metrics import Metrics
-from tied_lm.records import Evaluation, Probe, Record
+from tied_lm.metrics import METRICS, Metrics
+from tied_lm.records import Evaluation, Probe, Record, Recorded
 from tied_lm.rowboard import RowBoard, attributes_of, tracked_tokens
 from tied_lm.rowlog import RowLog
-from tied_lm.schedule import Schedule
+from tied_lm.rows import PARTS, RowStats
 
 ROWS = "rows.zarr"
 PROBE = "probe.zarr"
@@ -39,7 +36,7 @@ class Journal:
         folder: Path,
         first_step: int,
         config: Mapping[str, Any],
-        model: VocabularyModel,
+        model: Recorded,
         untied_from: int | None,
         bands: Int[np.ndarray, "V"],
         frequencies: Float[np.ndarray, "V"],
@@ -91,19 +88,27 @@ class Journal:
             self._describe(config, token_strings, bands)
         self.flush()
 
-    def check_whole(self, schedule: Schedule, first_step: int) -> None:
-        """See that every step that the schedule had before a checkpoint stands in every log.
+    def check_whole(
+        self,
+        first_step: int,
+        *,
+        rows: Sequence[int],
+        probes: Sequence[int],
+        evaluations: Sequence[int],
+        scalars: Sequence[int],
+    ) -> None:
+        """See that every step that there had to be of each kind before a checkpoint stands in every log.
 
         Raises:
             Damaged: the steps that are missing are named.
         """
         tags = self.metrics.tags
         for name, wanted, found in (
-            (ROWS, schedule.rows, self.rows.kept_steps),
-            (PROBE, schedule.probes, self.probe.kept_steps),
-            (HELDOUT, schedule.evaluations, self.heldout.kept_steps),
-            (METRICS, schedule.scalars, [step for step in tags if "time/seconds" in tags[step]]),
-            (METRICS, schedule.evaluations, [step for step in tags if METRIC in tags[step]]),
+            (ROWS, rows, self.rows.kept_steps),
+            (PROBE, probes, self.probe.kept_steps),
+            (HELDOUT, evaluations, self.heldout.kept_steps),
+            (METRICS, scalars, [step for step in tags if "time/seconds" in tags[step]]),
+            (METRICS, evaluations, [step for step in tags if METRIC in tags[step]]),
         ):
             missing = sorted({step for step in wanted if step < first_step} - set(found))
             if missing:

@@ -21,9 +21,10 @@ from tied_lm.config import VERSION, Config, to_dict
 from tied_lm.durable import write_json
 from tied_lm.interrupts import stopped_by_interrupt
 from tied_lm.journal import Journal
+from tied_lm.metrics import is_finished
 from tied_lm.records import Evaluation, Probe, Records
 from tied_lm.schedule import Schedule
-from tied_lm.streams import Stream
+from tied_lm.sources import Stream
 from tied_lm.train import Trainer, Window
 
 DISPATCH_SECONDS = 0.25  # long enough to hide the host's work, short enough to stop soon and to show progress
@@ -107,7 +108,7 @@ def train_run(
     """
     values = run_values(config, stream)
     folder.check(place, values)
-    if folder.is_finished(place, config.train.steps):
+    if is_finished(place, config.train.steps):
         progress(config.train.steps)
         return
     place.mkdir(parents=True, exist_ok=True)
@@ -161,7 +162,13 @@ class _Loop:
             stream.heldout_clusters(self._held(config.data.eval_tokens)).ids,
             stream.evaluated,
         )
-        self.journal.check_whole(schedule, self.step)
+        self.journal.check_whole(
+            self.step,
+            rows=schedule.rows,
+            probes=schedule.probes,
+            evaluations=schedule.evaluations,
+            scalars=schedule.scalars,
+        )
         self.background = Background(WAITING_RECORDS)
         self.dispatch_updates = 1  # adapted to the time they take
         self.clock = Clock()

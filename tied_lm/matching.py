@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tied_lm.bodies import BODIES
-from tied_lm.config import Comparison, Config, ConfigError, Options
+from tied_lm.build import build_model
+from tied_lm.checks import ConfigError, Options
+from tied_lm.config import Comparison, Config
 from tied_lm.embedding import count_parameters
-from tied_lm.train import build_model
 
 TOLERANCE = 0.01  # of the baseline's number of parameters
 LARGEST = 2**20  # width that is tried

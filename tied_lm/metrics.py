@@ -4,9 +4,12 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from tied_lm.durable import replace
-from tied_lm.folder import METRICS, read_metrics
+from tied_lm import manifest
+from tied_lm.durable import AGAIN, Damaged, replace
+
+METRICS = "metrics.jsonl"
 
 
 def _json(line: Mapping[str, float]) -> str:
@@ -36,3 +39,35 @@ class Metrics:
     def close(self) -> None:
         self.flush()
         self.file.close()
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl that its manifest vouches for, with NaN for what is undefined.
+
+    Without a manifest all lines are taken, but for a torn last one.
+
+    Raises:
+        Damaged: they are not what was written.
+    """
+    path = folder / METRICS
+    entry = manifest.read(folder).get(METRICS)
+    try:
+        if entry is not None:
+            data = manifest.vouched(folder, METRICS, entry)
+        else:
+            data = path.read_bytes() if path.exists() else b""
+        found = [dict(json.loads(line)) for line in data.split(b"\n")[:-1]]
+    except Damaged:
+        # A run that is continued cuts its logs, and takes the manifest away first.
+        if manifest.read(folder).get(METRICS) == entry:
+            raise
+        return read_metrics(folder)
+    except (ValueError, TypeError):
+        raise Damaged(f"{path} is damaged (a line is no JSON object); {AGAIN}") from None
+    return [{tag: math.nan if value is None else value for tag, value in line.items()} for line in found]
+
+
+def is_finished(folder: Path, steps: int) -> bool:
+    """Whether the run is complete: the last line of the metrics is written after everything else."""
+    lines = read_metrics(folder)
+    return bool(lines) and lines[-1]["step"] == steps

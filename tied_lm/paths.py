@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tied_lm.config import ConfigError
+from tied_lm.checks import ConfigError
 
 LeftOut = defaultdict[str, set[str]]
 

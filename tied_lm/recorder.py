@@ -17,16 +17,15 @@ from jaxtyping import Float, Int
 from tied_lm import bands as bands_
 from tied_lm.board import Board
 from tied_lm.checks import check_integer
-from tied_lm.folder import CONFIG, METRICS, locked, read_metrics
-from tied_lm.gradients import RowStats
+from tied_lm.folder import CONFIG, locked
 from tied_lm.histogram import log_histogram
 from tied_lm.journal import ROWS
 from tied_lm.manifest import Manifest
-from tied_lm.metrics import Metrics
+from tied_lm.metrics import METRICS, Metrics, read_metrics
 from tied_lm.rowboard import RowBoard, attributes_of, norms_in, tracked_tokens
 from tied_lm.rowlog import RowLog
+from tied_lm.rows import RowStats, UseStats
 from tied_lm.tokenstring import visible
-from tied_lm.uses import UseStats
 
 FLUSH_SECONDS = 10.0
 LABEL = ".rows"  # in the name of the event file, so that those of other writers are left alone

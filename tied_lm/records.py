@@ -1,6 +1,6 @@
 """What a recorded update saw and did, and how the device keeps several of them."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +8,21 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from tied_lm.bands import NAMES
-from tied_lm.embedding import VocabularyModel
-from tied_lm.gradients import PARTS, RowStats
 from tied_lm.histogram import BINS
+from tied_lm.rows import PARTS, RowStats
+
+
+class Recorded(Protocol):
+    """What the record needs to know of a model; see `model.embedding.VocabularyModel`."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def vocabulary(self) -> tuple[str, ...]: ...
+    @property
+    def others(self) -> tuple[str, ...]: ...
+    @property
+    def push_parts(self) -> tuple[str, ...]: ...
 
 
 class Record(NamedTuple):
@@ -63,7 +75,7 @@ class Records(NamedTuple):
     residual: Float[Array, "S"]
 
     @classmethod
-    def empty(cls, slots: int, model: VocabularyModel) -> "Records":
+    def empty(cls, slots: int, model: Recorded) -> "Records":
         """Room for records of a model."""
         fields = len(RowStats._fields) + len(model.push_parts) + 2 * len(model.vocabulary)
         return cls(
@@ -77,7 +89,7 @@ class Records(NamedTuple):
         """The slots with one of them replaced; `one` lacks the axis S."""
         return jax.tree.map(lambda slots, new: jax.lax.dynamic_update_index_in_dim(slots, new, slot, 0), self, one)
 
-    def read(self, slot: int, model: VocabularyModel) -> Record:
+    def read(self, slot: int, model: Recorded) -> Record:
         """The record in a slot."""
         rows = iter(self.rows[slot])
         return Record(

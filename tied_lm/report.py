@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 
 from tied_lm.bands import NAMES
 from tied_lm.durable import replace
-from tied_lm.gradients import PARTS
 from tied_lm.heldout import Heldout
+from tied_lm.rows import PARTS
 from tied_lm.runs import Run, open_run
 from tied_lm.statistics import Scale, summarize
 from tied_lm.summary import SCALES

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import jax
 
 from tied_lm.bands import NAMES
-from tied_lm.config import Config, ConfigError, to_dict
-from tied_lm.gradients import PARTS, RowStats
+from tied_lm.checks import ConfigError
+from tied_lm.config import Config, to_dict
 from tied_lm.histogram import BINS
 from tied_lm.rowlog import STEPS_IN_BLOCK, TOKENS_IN_CHUNK
+from tied_lm.rows import PARTS, RowStats
 from tied_lm.schedule import Schedule
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ from jaxtyping import Array, Float, Int
 
 from tied_lm import bands as bands_
 from tied_lm.board import Board
-from tied_lm.gradients import NORMS, RowStats
+from tied_lm.rows import NORMS, RowStats, UseStats
 from tied_lm.tokenstring import markdown
-from tied_lm.uses import UseStats
 
 UNITS = {"cosine": "1", "input_count": "tokens", "target_count": "tokens"}
 

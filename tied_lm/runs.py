@@ -10,8 +10,9 @@ import xarray as xr
 from tied_lm import manifest
 from tied_lm.config import Config, read_run
 from tied_lm.durable import Damaged, read_json
-from tied_lm.folder import CONFIG, METRICS, read_metrics
+from tied_lm.folder import CONFIG
 from tied_lm.journal import HELDOUT, PROBE, ROWS
+from tied_lm.metrics import METRICS, read_metrics
 from tied_lm.rowlog import STRINGS, check, readable
 
 CONTENT = ("text_train", "text_heldout", "text_tokenizer")

@@ -6,7 +6,7 @@ receives, and the rows of `scoring` sum to 0, since every softmax sums to 1.
 """
 
 from functools import partial
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar
 
 import flax.linen as nn
 import jax
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from tied_lm.bands import UNSEEN
-from tied_lm.config import Allowed, Config, ConfigError, at_least, countable, fraction, not_negative, positive, wide
+from tied_lm.checks import Allowed, ConfigError, at_least, countable, fraction, not_negative, positive, wide
 from tied_lm.embedding import Params, TiedEmbedding, Transition, UntiedEmbedding, VocabularyModel
 from tied_lm.loss import VocabularyLoss
 
@@ -22,13 +22,11 @@ from tied_lm.loss import VocabularyLoss
 class ScaledInput(TiedEmbedding):
     """Lookup sqrt(D) S[x], scoring h S^T (Vaswani et al. 2017, Gemma). S itself is never scaled. V D parameters."""
 
-    @classmethod
-    def of(cls, config: Config, body: nn.Module | None, bands: tuple[int, ...] = ()) -> Self:
-        if config.model.scale_input:
+    def check(self) -> None:
+        if self.scale_input:
             raise ConfigError(
                 "model.scale_input", True, "false with model.tying = 'scaled_input', which does just that"
             )
-        return super().of(config, body, bands)
 
     @property
     def input_scale(self) -> float:
@@ -95,13 +93,6 @@ class LateUntie(TiedEmbedding):
 
     untie_step: Annotated[int, at_least(1), countable] = 500
 
-    @classmethod
-    def of(cls, config: Config, body: nn.Module | None, bands: tuple[int, ...] = ()) -> Self:
-        model = super().of(config, body, bands)
-        if model.untie_step >= config.train.steps:
-            raise ConfigError("scheme.untie_step", model.untie_step, f"below train.steps = {config.train.steps}")
-        return model
-
     def transition(self) -> Transition:
         shared = (self.vocab_size, self.features, self.body, self.compute_dtype, self.init_std, self.scale_input)
         return Transition(self.untie_step, UntiedEmbedding(*shared, self.bands, parent=None), {"output": "embedding"})
@@ -162,13 +153,10 @@ class GatedRareRows(TiedEmbedding):
     push_parts: ClassVar[tuple[str, ...]] = ("push_from_frequent", "push_from_rare")
     no_sum_rule: ClassVar[str] = "the push of rare rows is scaled down, their share of the softmax's sum is not"
 
-    @classmethod
-    def of(cls, config: Config, body: nn.Module | None, bands: tuple[int, ...] = ()) -> Self:
-        model = super().of(config, body, bands)
-        if bands and max(bands) < model.rare_band:
-            allowed = f"at most {max(bands)}, the last band that has rows here"
-            raise ConfigError("scheme.rare_band", model.rare_band, allowed)
-        return model
+    def check(self) -> None:
+        if self.bands and max(self.bands) < self.rare_band:
+            allowed = f"at most {max(self.bands)}, the last band that has rows here"
+            raise ConfigError("scheme.rare_band", self.rare_band, allowed)
 
     def is_rare(self) -> Float[Array, "V"]:
         """1 for rare rows, else 0."""
@@ -257,12 +245,10 @@ class SpdPair(TiedEmbedding):
 
     others: ClassVar[tuple[str, ...]] = ("triangle",)
 
-    @classmethod
-    def of(cls, config: Config, body: nn.Module | None, bands: tuple[int, ...] = ()) -> Self:
-        if body is None:
+    def check(self) -> None:
+        if self.body is None:
             allowed = "another scheme, or a model.body other than 'none', without which T and its inverse cancel"
-            raise ConfigError("model.tying", config.model.tying, allowed)
-        return super().of(config, body, bands)
+            raise ConfigError("model.tying", "spd_pair", allowed)
 
     def declare(self) -> Params:
         shape = (self.features * (self.features + 1) // 2,)

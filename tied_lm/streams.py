@@ -1,10 +1,8 @@
-"""Where tokens come from. A stream is a pure function: a batch depends on the seed and the step alone."""
+"""The toy stream: tokens whose best possible loss is known."""
 
-import copy
 import dataclasses
-import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, ClassVar
 
@@ -14,18 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from tied_lm.batches import Batch
+from tied_lm.batches import Batch, named_key
+from tied_lm.checks import ConfigError
 from tied_lm.clusters import Clusters
-from tied_lm.config import ConfigError, Data, put, read_data
-from tied_lm.corpus import whole_vocabulary
-from tied_lm.textstream import HeldoutWindows, TextStream, Windows
+from tied_lm.config import Data
 from tied_lm.tokenizers import read_ids
-
-
-def named_key(seed: int | Int[Array, ""], name: str) -> Array:
-    """A random key for one purpose. The name is hashed, so no two purposes share numbers, whatever their order."""
-    tag = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little")
-    return jax.random.fold_in(jax.random.key(jnp.asarray(seed, jnp.uint32)), tag)
 
 
 @flax.struct.dataclass
@@ -219,25 +210,3 @@ class ToyStream:
     def about(self) -> None:
         """There is no text."""
         return
-
-
-Stream = ToyStream | TextStream
-Ahead = ToyStream | Windows
-Heldout = ToyStream | HeldoutWindows
-
-
-def with_vocabulary(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Nested values in which a `data.vocab_size` of 0 has become the number of rows that the text has.
-
-    Raises:
-        ConfigError: the text cannot be had, or has no such number.
-    """
-    data = read_data(values)
-    if data.vocab_size or data.source != "text":
-        return values
-    own = copy.deepcopy(dict(values))
-    put(own, "data.vocab_size", whole_vocabulary(data))
-    return own
-
-
-STREAMS: dict[str, type[ToyStream] | type[TextStream]] = {"toy": ToyStream, "text": TextStream}

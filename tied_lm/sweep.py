@@ -15,10 +15,11 @@ from jaxtyping import Float
 
 from tied_lm import comparison as c
 from tied_lm import folder
-from tied_lm.config import ConfigError, Data, build_comparison, flatten, override, put, resolved
+from tied_lm.checks import ConfigError
+from tied_lm.config import Data, build_comparison, flatten, override, put, resolved
 from tied_lm.durable import write_json
 from tied_lm.ownbest import at_own_best, difference
-from tied_lm.streams import Stream, with_vocabulary
+from tied_lm.sources import Stream, with_vocabulary
 
 SWEEP = "sweep.json"
 RESULTS = "results.json"

@@ -13,7 +13,8 @@ import numpy as np
 from jaxtyping import Int
 
 from tied_lm import idsfile
-from tied_lm.config import ConfigError, Data
+from tied_lm.checks import ConfigError
+from tied_lm.config import Data
 from tied_lm.paths import find
 
 FIELD = "data.paths"

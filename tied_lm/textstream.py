@@ -13,8 +13,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from tied_lm.batches import Batch
+from tied_lm.checks import ConfigError
 from tied_lm.clusters import Clusters, clusters_of_windows
-from tied_lm.config import ConfigError, Data
+from tied_lm.config import Data
 from tied_lm.corpus import Corpus, id_dtype, open_corpus
 from tied_lm.text import FIELD
 

@@ -13,7 +13,8 @@ import numpy as np
 import sentencepiece
 from jaxtyping import Int
 
-from tied_lm.config import ConfigError, Data
+from tied_lm.checks import ConfigError
+from tied_lm.config import Data
 from tied_lm.text import Document
 from tied_lm.tokenstring import visible
 

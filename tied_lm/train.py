@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -14,12 +14,11 @@ from jax.tree_util import keystr, tree_leaves_with_path, tree_map_with_path
 from jaxtyping import Array, Float, Int, PyTree, UInt32
 
 from tied_lm import optimizer
-from tied_lm.batches import Batch
-from tied_lm.bodies import BODIES, Body, build_body
-from tied_lm.config import Config, ConfigError, check_options, choose
+from tied_lm.batches import Batch, named_key
+from tied_lm.build import build_model
+from tied_lm.config import Config
 from tied_lm.embedding import VocabularyModel, count_parameters
 from tied_lm.gradients import (
-    PARTS,
     Backward,
     Tables,
     backward,
@@ -34,8 +33,8 @@ from tied_lm.gradients import (
 from tied_lm.histogram import log_histogram
 from tied_lm.loss import likelihood
 from tied_lm.records import Evaluation, Probe, Record, Records, pack
-from tied_lm.schemes import RENAMED, SCHEMES
-from tied_lm.streams import STREAMS, Ahead, Heldout, Stream, named_key
+from tied_lm.rows import PARTS
+from tied_lm.sources import Ahead, Heldout
 
 
 class Window(NamedTuple):
@@ -54,26 +53,6 @@ class TrainState:
     window: Window
     seed: UInt32[Array, ""]  # of dropout
     carry: PyTree  # the state that the body hands to the next batch, B first; {} if it is of a kind that does not
-
-
-def build_model(config: Config, frequency_bands: Sequence[int] = ()) -> VocabularyModel:
-    """The model that a config names; it may want to know the band of each row.
-
-    Raises:
-        ConfigError: an option of any scheme or body, used or not, is not what its class declares; or the scheme or the
-            body cannot be built.
-    """
-    check_options(SCHEMES.values(), VocabularyModel, config.scheme, "scheme")
-    check_options([kind for kind in BODIES.values() if kind is not None], Body, config.body, "body")
-    if config.model.tying in RENAMED:
-        raise ConfigError("model.tying", config.model.tying, RENAMED[config.model.tying])
-    scheme = choose(SCHEMES, "model.tying", config.model.tying)
-    return scheme.of(config, build_body(config), tuple(frequency_bands))
-
-
-def build_stream(config: Config) -> Stream:
-    """The token stream that a config names."""
-    return choose(STREAMS, "data.source", config.data.source).build(config.data, config.seed)
 
 
 def heldout_batch(heldout: Heldout, index: Int[Array, ""], tokens: int) -> Batch:

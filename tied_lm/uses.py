@@ -22,26 +22,12 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, PyTree
 
-from tied_lm.checks import check_table
-from tied_lm.gradients import mark_undefined, row_cosine, row_norm
+from tied_lm.arguments import check_table
+from tied_lm.gradients import row_cosine, row_norm
+from tied_lm.rows import UseStats
 
 # Programs traced earlier know nothing of the gates. A context of its own keeps a trace from using them again.
 _trace_of = jax.make_user_context(None)
-
-
-class UseStats(NamedTuple):
-    """L2 norms of the rows of the tables of a `UseSplit`, and the cosine of lookup and scoring. Where either is 0 there
-    is no cosine: it is NaN, but 0 inside of jit and other transformations, until `marked`."""
-
-    lookup: Float[Array, "*L V"]
-    scoring: Float[Array, "*L V"]
-    other: Float[Array, "*L V"]
-    total: Float[Array, "*L V"]
-    cosine: Float[Array, "*L V"]
-
-    def marked(self) -> "UseStats":
-        """The same with NaN for what is undefined."""
-        return self._replace(cosine=mark_undefined((self.lookup > 0) & (self.scoring > 0), self.cosine))
 
 
 class UseSplit(NamedTuple):
