@@ -24,15 +24,15 @@ from tqdm import tqdm
 from configs import toy
 from experiments.command import set_up_jax
 from tied_lm import TiedEmbedding
-from tied_lm.bodies import Transformer
-from tied_lm.comparison import build_arms
 from tied_lm.config import build_comparison, override
-from tied_lm.gradients import backward, loss_and_gradients, stats_of
-from tied_lm.loop import train_run
-from tied_lm.loss import vocabulary_loss
-from tied_lm.rowlog import RowLog
-from tied_lm.schedule import Schedule
-from tied_lm.verdict import table
+from tied_lm.model.bodies import Transformer
+from tied_lm.model.loss import vocabulary_loss
+from tied_lm.model.split import backward, loss_and_gradients, stats_of
+from tied_lm.record.history import RowLog
+from tied_lm.study.plan import build_arms
+from tied_lm.study.verdict import table
+from tied_lm.train.calendar import Schedule
+from tied_lm.train.loop import train_run
 
 HEADS, LENGTH = 4, 128  # of the Transformer, and tokens in a sequence
 

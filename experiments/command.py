@@ -222,8 +222,8 @@ def run(main: Callable[[list[str], threading.Event], None]) -> NoReturn:
         os._exit(1)
     except Exception as error:
         # Not at the top, so that --help and most mistakes answer before the libraries are loaded.
-        from tied_lm.durable import Damaged
-        from tied_lm.loop import Diverged, Interrupted
+        from tied_lm.files import Damaged
+        from tied_lm.train.loop import Diverged, Interrupted
 
         if isinstance(error, Interrupted):
             tell(f"{error}; the same command continues")

@@ -11,17 +11,18 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     command = parse("Compare arms, by default a tied and an untied model, over several seeds.", arguments)
 
     from experiments.progress import Progress
-    from tied_lm import comparison as c
-    from tied_lm.report import REPORT
-    from tied_lm.resources import check_disk, shown
-    from tied_lm.text import told
-    from tied_lm.verdict import verdict
+    from tied_lm.data.documents import told
+    from tied_lm.study import comparison as c
+    from tied_lm.study.plan import Plan, name_of
+    from tied_lm.study.report import REPORT
+    from tied_lm.study.verdict import verdict
+    from tied_lm.train.resources import check_disk, shown
 
     set_up_jax()
-    plan = c.Plan.of(command.values)
+    plan = Plan.of(command.values)
     if about := plan.about:
         tell(told(about))
-    place = command.workdir or Path("runs") / f"{command.name}-{c.name_of(plan.values)}"
+    place = command.workdir or Path("runs") / f"{command.name}-{name_of(plan.values)}"
     c.check_folder(place, plan.values)
     if c.is_complete(place, plan):
         tell(f"{place} is complete; nothing was changed.")

@@ -81,16 +81,17 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     import jax.numpy as jnp
     import numpy as np
 
-    from tied_lm import open_run, sampling
-    from tied_lm.batches import named_key
-    from tied_lm.build import build_stream
-    from tied_lm.checkpoint import Checkpoints
-    from tied_lm.comparison import Arm
+    from tied_lm import open_run
     from tied_lm.config import differing_fields
-    from tied_lm.durable import read_json
-    from tied_lm.evaluation import evaluate
+    from tied_lm.data.stream import named_key
+    from tied_lm.files import read_json
     from tied_lm.folder import CONFIG
-    from tied_lm.resources import check_sampling
+    from tied_lm.model import sampling
+    from tied_lm.study.evaluation import evaluate
+    from tied_lm.study.plan import Arm
+    from tied_lm.train.build import build_stream
+    from tied_lm.train.checkpoint import Checkpoints
+    from tied_lm.train.resources import check_sampling
 
     set_up_jax()
     opened = open_run(flags.run)
@@ -147,7 +148,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
 
 def _told(found: Mapping[str, Any]) -> str:
     """The evaluation as text."""
-    from tied_lm.verdict import counted, table, with_interval
+    from tied_lm.study.verdict import counted, table, with_interval
 
     rows = [["loss, nats a token", with_interval(found["loss"])]]
     if found["excess"] is not None:

@@ -14,7 +14,7 @@ from tied_lm.tokenstring import printable
 
 if TYPE_CHECKING:
     from experiments.progress import Progress
-    from tied_lm.sweep import Point
+    from tied_lm.study.sweep import Point
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
@@ -30,17 +30,18 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     if workers < 1:
         raise ConfigError("workers", workers, "at least 1")
 
-    from tied_lm import comparison as c
-    from tied_lm import folder, sweep
-    from tied_lm.durable import write_json
-    from tied_lm.resources import check_disk, shown
-    from tied_lm.sweepreport import PAGE, sentences, table_rows, write_sweep_page
-    from tied_lm.text import told
-    from tied_lm.verdict import table
+    from tied_lm import folder
+    from tied_lm.data.documents import told
+    from tied_lm.files import write_json
+    from tied_lm.study import sweep
+    from tied_lm.study.plan import name_of
+    from tied_lm.study.sweepreport import PAGE, sentences, table_rows, write_sweep_page
+    from tied_lm.study.verdict import table
+    from tied_lm.train.resources import check_disk, shown
 
     set_up_jax()
     grid = sweep.read_grid(command.values, command.flags.grid)
-    name = f"sweep-{command.name}-{c.name_of(sweep.resolved_values(command.values, grid))}"
+    name = f"sweep-{command.name}-{name_of(sweep.resolved_values(command.values, grid))}"
     the_sweep = sweep.Sweep.of(command.values, grid, command.workdir or Path("runs") / name)
     points, place = the_sweep.points, the_sweep.place
     if index is not None and not 0 <= index < len(points):
@@ -80,8 +81,8 @@ def _start_of(point: str, progress: "Progress") -> Callable[[str, int], Callable
 def _do(points: "list[Point]", stop: threading.Event) -> dict[str, str]:
     """Do points one after the other; the names of those that failed, and why."""
     from experiments.progress import Progress
-    from tied_lm.comparison import complete, read_diverged
-    from tied_lm.durable import Damaged
+    from tied_lm.files import Damaged
+    from tied_lm.study.comparison import complete, read_diverged
 
     progress = Progress([(f"{p.place.name} {arm}", n) for p in points for arm, n in p.plan.updates()])
     failed = {}
@@ -104,7 +105,7 @@ def _share_out(points: "list[Point]", workers: int, arguments: list[str], stop: 
     """Do points in processes of their own; the names of those that failed, and why."""
     from experiments.progress import clock
     from experiments.workers import run_workers
-    from tied_lm.loop import Interrupted
+    from tied_lm.train.loop import Interrupted
 
     failed: dict[str, str] = {}
     begun, ended = time.perf_counter(), 0

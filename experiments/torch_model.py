@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 
 class Block(torch.nn.Module):
-    """As `tied_lm.bodies.TransformerBlock`, with one product for query, key and value."""
+    """As `tied_lm.model.bodies.TransformerBlock`, with one product for query, key and value."""
 
     def __init__(self, features: int, heads: int):
         super().__init__()

@@ -12,14 +12,14 @@ def main(arguments: list[str], stop: threading.Event) -> None:
 
     from experiments.progress import Progress
     from tied_lm import folder, open_run
-    from tied_lm.build import build_stream
-    from tied_lm.comparison import Arm
     from tied_lm.config import build_run, digest
-    from tied_lm.loop import run_values, train_run
-    from tied_lm.metrics import is_finished
-    from tied_lm.resources import check_disk, check_memory, shown
-    from tied_lm.sources import with_vocabulary
-    from tied_lm.text import told
+    from tied_lm.data.documents import told
+    from tied_lm.data.sources import with_vocabulary
+    from tied_lm.record.scalars import is_finished
+    from tied_lm.study.plan import Arm
+    from tied_lm.train.build import build_stream
+    from tied_lm.train.loop import run_values, train_run
+    from tied_lm.train.resources import check_disk, check_memory, shown
 
     set_up_jax()
     config = build_run(with_vocabulary(command.values))

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from tied_lm import split_embed_gradients
-from tied_lm.bodies import Mlp
+from tied_lm.model.bodies import Mlp
 
 V, D = 11, 6
 TABLE = "token_embed/embedding"

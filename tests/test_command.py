@@ -10,9 +10,9 @@ import pytest
 from experiments.command import ROOT, parse, set_up_jax
 from tests import tiny
 from tests.test_commands import SMALL
-from tied_lm import comparison
 from tied_lm.checks import ConfigError
 from tied_lm.config import build_comparison, build_run, resolved
+from tied_lm.study.plan import Plan
 
 BASE = "from configs import toy\n\n\ndef get_config():\n    c = toy.get_config()\n"
 RETURN = "    return c\n"
@@ -50,7 +50,7 @@ def test_a_reference_follows_an_override(tmp_path):
 
 
 def test_a_reference_follows_an_override_of_an_arm_and_of_a_grid(tmp_path):
-    from tied_lm.sweep import Sweep
+    from tied_lm.study.sweep import Sweep
 
     arguments = [write_config(tmp_path, WARMUP), "--config.compare.arms.tied=model.tying=tied train.steps=200"]
     arms = build_comparison(parse("", arguments).values).arms
@@ -188,7 +188,7 @@ def test_a_value_may_follow_its_field():
 def test_what_no_machine_holds_is_refused_before_it_is_made(field):
     overrides = [f"--config.{item}" for item in f"data.{field}".split()]
     with pytest.raises(ConfigError, match=r"^data\.(vocab_size|batch_size|length|eval_tokens) = "):
-        comparison.Plan.of(parse("", overrides).values)
+        Plan.of(parse("", overrides).values)
 
 
 # --- environments

@@ -99,7 +99,7 @@ def test_directed_chain_costs_the_tied_model_unless_a_body_helps(tmp_path):
 def test_text_is_learned_beyond_its_unigrams(tmp_path):
     from configs import text
     from tied_lm.config import build_run
-    from tied_lm.text import read_split
+    from tied_lm.data.documents import read_split
 
     succeed("compare", "--config=configs/text.py", "--config.compare.seeds=1", f"--workdir={tmp_path / 'run'}")
     heldout = read_split(build_run(text.get_config().to_dict()).data).heldout

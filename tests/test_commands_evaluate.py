@@ -10,9 +10,10 @@ import pytest
 from experiments import evaluate
 from tests import tiny
 from tests.test_commands import contents
-from tied_lm import open_run, resources
+from tied_lm import open_run
 from tied_lm.checks import ConfigError
-from tied_lm.durable import Damaged, read_json, write_json
+from tied_lm.files import Damaged, read_json, write_json
+from tied_lm.train import resources
 
 CONFIG = tiny.make_config()
 

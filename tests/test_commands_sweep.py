@@ -14,9 +14,9 @@ from experiments import sweep
 from experiments.workers import run_workers
 from tests.test_commands import ROOT, SMALL, call, contents, summary_of
 from tied_lm.checks import ConfigError
-from tied_lm.comparison import read_diverged
 from tied_lm.folder import locked
-from tied_lm.loop import Interrupted
+from tied_lm.study.comparison import read_diverged
+from tied_lm.train.loop import Interrupted
 
 SHORT = [*SMALL, "--config.train.steps=8", "--config.compare.seeds=1"]
 

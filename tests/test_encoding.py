@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FILES = [path for folder in ("tied_lm", "experiments", "configs") for path in sorted((ROOT / folder).glob("*.py"))]
+FILES = [path for folder in ("tied_lm", "experiments", "configs") for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
 def opened_without_encoding(source):

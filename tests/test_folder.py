@@ -11,9 +11,9 @@ import pytest
 from tests import tiny
 from tied_lm.checks import ConfigError
 from tied_lm.config import to_dict
-from tied_lm.durable import read_json, write_json
+from tied_lm.files import read_json, write_json
 from tied_lm.folder import check, locked
-from tied_lm.metrics import is_finished, read_metrics
+from tied_lm.record.scalars import is_finished, read_metrics
 
 ROOT = Path(__file__).parent.parent
 VALUES = to_dict(tiny.make_config())

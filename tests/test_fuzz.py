@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from configs import toy
 from experiments import command, compare, evaluate, sweep, train
 from tests import tiny
-from tied_lm import comparison
 from tied_lm import folder as folder_
-from tied_lm import sweep as sweeps
-from tied_lm.bodies import BODIES
 from tied_lm.checks import ConfigError
 from tied_lm.config import flatten
-from tied_lm.schemes import SCHEMES
+from tied_lm.model.bodies import BODIES
+from tied_lm.model.schemes import SCHEMES
+from tied_lm.study import comparison
+from tied_lm.study import sweep as sweeps
+from tied_lm.study.plan import Plan
 
 ROOT = Path(__file__).parent.parent
 VALUES = toy.get_config().to_dict()
@@ -216,7 +217,7 @@ def test_any_value_in_a_config_file():
         if isinstance(values["data"], dict) and values["data"].get("source") == "text":
             return
         try:
-            comparison.Plan.of(values).disk_bytes()
+            Plan.of(values).disk_bytes()
         except ConfigError as refusal:
             message = str(refusal)
         else:
@@ -245,7 +246,7 @@ def test_any_flags_of_the_evaluation(finished, capfd):
     @given(st.sampled_from([True, True, True, False]), mostly(good, any_))
     def run(there, arguments):
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr("tied_lm.evaluation.evaluate", planned)
+            patched.setattr("tied_lm.study.evaluation.evaluate", planned)
             place = [str(finished)] if there else []
             found.append(check(evaluate.main, [*place, *arguments], finished, capfd))
 

@@ -15,12 +15,12 @@ from tensorboard.backend.event_processing.event_file_loader import LegacyEventFi
 
 from configs import toy
 from tied_lm import bands
-from tied_lm.build import build_stream
-from tied_lm.checkpoint import Checkpoints
 from tied_lm.config import Config, build_run, override
-from tied_lm.loop import train_run
-from tied_lm.metrics import read_metrics
-from tied_lm.train import Trainer, TrainState
+from tied_lm.record.scalars import read_metrics
+from tied_lm.train.build import build_stream
+from tied_lm.train.checkpoint import Checkpoints
+from tied_lm.train.loop import train_run
+from tied_lm.train.step import Trainer, TrainState
 
 # Checkpoints at 9 and 27 lie off the grid of the evaluations, those at 18, 36 and 39 on it; neither 23 held-out tokens
 # nor 17 probe tokens fill whole batches.

@@ -1,16 +1,20 @@
-"""The instrument for weight tying in language models: which rows the lookup moves, and which the scoring."""
+"""The instrument for weight tying in language models: which rows the lookup moves, and which the scoring.
 
-import importlib
-import importlib.util
+Rooms, each of which may import those below it: `study`, `train`, then `data` and `record`, then `model`, then the
+modules that stand here.
+"""
+
 from typing import TYPE_CHECKING
 
+from tied_lm.door import door
+
 if TYPE_CHECKING:
-    from tied_lm.embedding import TiedEmbedding, UntiedEmbedding
-    from tied_lm.gradients import GradientSplit, loss_and_gradients, row_stats, split_gradients
-    from tied_lm.recorder import RowRecorder
+    from tied_lm.model.embedding import TiedEmbedding, UntiedEmbedding
+    from tied_lm.model.foreign import UseSplit, embed_loss_and_gradients, split_embed_gradients, split_table_gradients
+    from tied_lm.model.split import GradientSplit, loss_and_gradients, row_stats, split_gradients
+    from tied_lm.record.reader import open_run
+    from tied_lm.record.recorder import RowRecorder
     from tied_lm.rows import RowStats, UseStats
-    from tied_lm.runs import open_run
-    from tied_lm.uses import UseSplit, embed_loss_and_gradients, split_embed_gradients, split_table_gradients
 
 __all__ = [
     "GradientSplit",
@@ -28,19 +32,14 @@ __all__ = [
     "split_gradients",
     "split_table_gradients",
 ]
-
-
-def __getattr__(name: str) -> object:
-    # On demand, so that what needs no arrays (reading a config, --help) does not wait for the libraries.
-    if name in __all__:
-        for module in ("embedding", "gradients", "recorder", "runs", "uses"):
-            found = importlib.import_module(f"tied_lm.{module}")
-            if name in vars(found):
-                return vars(found)[name]
-    if not name.startswith("_") and importlib.util.find_spec(f"tied_lm.{name}"):
-        return importlib.import_module(f"tied_lm.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return __all__
+_, __getattr__, __dir__ = door(
+    __name__,
+    {
+        "model.embedding": "TiedEmbedding UntiedEmbedding",
+        "model.foreign": "UseSplit embed_loss_and_gradients split_embed_gradients split_table_gradients",
+        "model.split": "GradientSplit loss_and_gradients row_stats split_gradients",
+        "record.reader": "open_run",
+        "record.recorder": "RowRecorder",
+        "rows": "RowStats UseStats",
+    },
+)

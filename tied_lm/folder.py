@@ -9,7 +9,7 @@ from typing import Any
 
 from tied_lm.checks import ConfigError
 from tied_lm.config import differing_fields
-from tied_lm.durable import Damaged, read_json
+from tied_lm.files import Damaged, read_json
 
 CONFIG = "config.json"
 LOCK = ".lock"

@@ -1,0 +1,302 @@
+"""The tying schemes: of S (V, D) and what else is learned, what looks up and what scores.
+
+Every scheme is a class, found by its name in `SCHEMES`; its own fields are options from the config's group `scheme`.
+Where nothing else is said, the initial logits have the spread of plain tying, `total` is the gradient that `embedding`
+receives, and the rows of `scoring` sum to 0, since every softmax sums to 1.
+"""
+
+from functools import partial
+from typing import Annotated, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from tied_lm.bands import UNSEEN
+from tied_lm.checks import Allowed, ConfigError, at_least, countable, fraction, not_negative, positive, wide
+from tied_lm.model.embedding import Params, TiedEmbedding, Transition, UntiedEmbedding, VocabularyModel
+from tied_lm.model.loss import VocabularyLoss
+
+
+class ScaledInput(TiedEmbedding):
+    """Lookup sqrt(D) S[x], scoring h S^T (Vaswani et al. 2017, Gemma). S itself is never scaled. V D parameters."""
+
+    def check(self) -> None:
+        if self.scale_input:
+            raise ConfigError(
+                "model.scale_input", True, "false with model.tying = 'scaled_input', which does just that"
+            )
+
+    @property
+    def input_scale(self) -> float:
+        return self.features**0.5
+
+
+class ScaledOutput(TiedEmbedding):
+    """Lookup S[x], scoring h S^T / sqrt(D) (T5, MaxText): initial logits are smaller. V D parameters."""
+
+    def score(self, h: Float[Array, "*N D"], p: Params) -> tuple[Float[Array, "*N D"], Float[Array, "V D"]]:
+        return h / self.features**0.5, p["embedding"]
+
+
+class SoftCap(TiedEmbedding):
+    """Lookup S[x], scoring c tanh(h S^T / c) (Gemma 2, arXiv:2408.00118). V D parameters."""
+
+    soft_cap: Annotated[float, positive] = 30.0  # c
+
+    no_sum_rule: ClassVar[str] = "each logit's slope 1 - (logit / c)^2 weighs its term of the softmax's sum"
+
+    @property
+    def logit_cap(self) -> float:
+        return self.soft_cap
+
+
+class Projection(TiedEmbedding):
+    """Lookup S[x], scoring h P S^T, and the penalty |P| in the loss (Press & Wolf 2017, arXiv:1608.05859).
+
+    |P| is the Frobenius norm. P starts as the identity. V D + D^2 parameters.
+    """
+
+    projection_penalty: Annotated[float, not_negative] = 0.15  # nats for each unit of |P|
+
+    others: ClassVar[tuple[str, ...]] = ("projection",)
+
+    def declare(self) -> Params:
+        return super().declare() | {"projection": self.param("projection", _identity, self.features)}
+
+    def score(self, h: Float[Array, "*N D"], p: Params) -> tuple[Float[Array, "*N D"], Float[Array, "V D"]]:
+        return h @ p["projection"], p["embedding"]
+
+    def penalty(self, p: Params) -> Float[Array, ""]:
+        return self.projection_penalty * jnp.linalg.norm(p["projection"])
+
+
+class WidthScaled(TiedEmbedding):
+    """Lookup S[x], scoring (m D_0 / D) h S^T: the readout of maximal update parametrisation (arXiv:2203.03466).
+
+    At D = D_0 and m = 1 this is plain tying; with growing D the logits shrink. V D parameters.
+    """
+
+    readout_multiplier: Annotated[float, positive] = 1.0  # m
+    base_features: Annotated[int, at_least(1), wide] = 64  # D_0, the width at which the scale is m
+
+    def score(self, h: Float[Array, "*N D"], p: Params) -> tuple[Float[Array, "*N D"], Float[Array, "V D"]]:
+        return h * (self.readout_multiplier * self.base_features / self.features), p["embedding"]
+
+
+class LateUntie(TiedEmbedding):
+    """Tied up to `untie_step`, then untied: `output` starts as a copy of `embedding`, the optimizer's moments with it.
+
+    V D parameters, then 2 V D. From the step on, `total` is hypothetical.
+    """
+
+    untie_step: Annotated[int, at_least(1), countable] = 500
+
+    def transition(self) -> Transition:
+        shared = (self.vocab_size, self.features, self.body, self.compute_dtype, self.init_std, self.scale_input)
+        return Transition(self.untie_step, UntiedEmbedding(*shared, self.bands, parent=None), {"output": "embedding"})
+
+
+class PathWeights(TiedEmbedding):
+    """Plain tying, but `embedding` receives alpha lookup + beta scoring (arXiv:2603.26663). V D parameters.
+
+    This is no loss's gradient. What is recorded has the weights in it; hidden vectors and the body are not affected.
+    """
+
+    lookup_weight: Annotated[float, not_negative] = 1.0  # alpha
+    scoring_weight: Annotated[float, not_negative] = 1.0  # beta
+
+    def look_up(self, rows: Float[Array, "*N D"], p: Params) -> Float[Array, "*N D"]:
+        return _weigh_gradient(self.lookup_weight, rows)
+
+    def weigh(
+        self, loss: VocabularyLoss, h_NxR: Float[Array, "N D"], targets_N: Int[Array, "N"]
+    ) -> tuple[VocabularyLoss, dict[str, Float[Array, "V D"]]]:
+        b = self.scoring_weight
+        weighed = {name: b * getattr(loss, name) for name in ("scoring", "expected", "data_weight", "own_weight")}
+        return loss._replace(**weighed), {}
+
+
+class LookupOnly(TiedEmbedding):
+    """Plain tying with the gradient of the scoring stopped: `embedding` receives the lookup's alone. V D parameters."""
+
+    def weigh(
+        self, loss: VocabularyLoss, h_NxR: Float[Array, "N D"], targets_N: Int[Array, "N"]
+    ) -> tuple[VocabularyLoss, dict[str, Float[Array, "V D"]]]:
+        stopped = {
+            name: jnp.zeros_like(getattr(loss, name)) for name in ("scoring", "expected", "data_weight", "own_weight")
+        }
+        return loss._replace(**stopped), {}
+
+
+class ScoringOnly(TiedEmbedding):
+    """Plain tying with the gradient of the lookup stopped: `embedding` receives the scoring's alone. V D parameters."""
+
+    def look_up(self, rows: Float[Array, "*N D"], p: Params) -> Float[Array, "*N D"]:
+        return jax.lax.stop_gradient(rows)
+
+
+class GatedRareRows(TiedEmbedding):
+    """Plain tying with the push of rare rows scaled down, after AGG (Yu et al. 2022, arXiv:2109.03127).
+
+    A row is rare from band `rare_band` on. Its push is gated by where it comes from: from tokens whose target is
+    frequent, and from those whose target is rare. (AGG gates by counts over the last batches; here the frequencies are
+    those of all the training tokens, and the gates are constants.) This is no loss's gradient; what is recorded is
+    gated, and both parts of the push are recorded by themselves. V D parameters.
+    """
+
+    rare_band: Annotated[int, at_least(0), Allowed(f"at most {UNSEEN}", lambda x: x <= UNSEEN)] = 4
+    gate_from_frequent: Annotated[float, fraction] = 0.1
+    gate_from_rare: Annotated[float, fraction] = 1.0
+
+    push_parts: ClassVar[tuple[str, ...]] = ("push_from_frequent", "push_from_rare")
+    no_sum_rule: ClassVar[str] = "the push of rare rows is scaled down, their share of the softmax's sum is not"
+
+    def check(self) -> None:
+        if self.bands and max(self.bands) < self.rare_band:
+            allowed = f"at most {max(self.bands)}, the last band that has rows here"
+            raise ConfigError("scheme.rare_band", self.rare_band, allowed)
+
+    def is_rare(self) -> Float[Array, "V"]:
+        """1 for rare rows, else 0."""
+        return jnp.asarray([float(band >= self.rare_band) for band in self.bands])
+
+    def marks(self, targets_N: Int[Array, "N"]) -> Float[Array, "N"]:
+        return self.is_rare()[targets_N]
+
+    def weigh(
+        self, loss: VocabularyLoss, h_NxR: Float[Array, "N D"], targets_N: Int[Array, "N"]
+    ) -> tuple[VocabularyLoss, dict[str, Float[Array, "V D"]]]:
+        own_NxD = loss.own_weight[:, None] * h_NxR
+        own_VxD = jnp.zeros_like(loss.expected).at[targets_N].add(own_NxD)
+        data_VxD = jnp.zeros_like(own_VxD).at[targets_N].add(loss.data_weight[:, None] * h_NxR)
+        rare_Vx1 = self.is_rare()[:, None]
+        assert loss.expected_parts is not None  # as there are marks
+        from_rare_VxD, from_frequent_VxD = loss.expected_parts
+        # A row's own tokens are of its kind: they are taken out of that part alone.
+        push = {
+            "push_from_frequent": jnp.where(
+                rare_Vx1 > 0, self.gate_from_frequent * from_frequent_VxD, from_frequent_VxD - own_VxD
+            ),
+            "push_from_rare": jnp.where(rare_Vx1 > 0, self.gate_from_rare * (from_rare_VxD - own_VxD), from_rare_VxD),
+        }
+        expected_VxD = sum(push.values()) + own_VxD
+        return loss._replace(expected=expected_VxD, scoring=expected_VxD - data_VxD), push
+
+
+class LowRank(TiedEmbedding):
+    """Lookup S[x], scoring h (S + A B)^T with A (V, r), B (r, D). A starts at 0. V D + r (V + D) parameters."""
+
+    rank: Annotated[int, at_least(1), wide] = 4  # r
+
+    vocabulary: ClassVar[tuple[str, ...]] = ("embedding", "low_rank_rows")
+    others: ClassVar[tuple[str, ...]] = ("low_rank_rows", "low_rank_columns")
+
+    def declare(self) -> Params:
+        p = super().declare()
+        p["low_rank_rows"] = self.param("low_rank_rows", nn.initializers.zeros, (self.vocab_size, self.rank))
+        scale = nn.initializers.normal(stddev=self.rank**-0.5)
+        return p | {"low_rank_columns": self.param("low_rank_columns", scale, (self.rank, self.features))}
+
+    def score(self, h: Float[Array, "*N D"], p: Params) -> tuple[Float[Array, "*N D"], Float[Array, "V D"]]:
+        return h, p["embedding"] + p["low_rank_rows"] @ p["low_rank_columns"]
+
+
+class Factorised(TiedEmbedding):
+    """Lookup S[x] P, scoring h (S P)^T, with S (V, d) and P (d, D) (ALBERT, arXiv:1909.11942, tied).
+
+    Computed as (h P^T) S^T, so that the split and the product with V rows are of width d. V d + d D parameters.
+
+    At the start the entries of S P have the spread of plain tying. Without a body the logits S P P^T S^T are wider by
+    sqrt(1 + D / d) all the same: the entries of P P^T are correlated, whatever P of rank d is.
+    """
+
+    factor_features: Annotated[int, at_least(1), wide] = 16  # d
+
+    others: ClassVar[tuple[str, ...]] = ("factor",)
+
+    @property
+    def row_width(self) -> int:
+        return self.factor_features
+
+    def declare(self) -> Params:
+        scale = nn.initializers.normal(stddev=self.factor_features**-0.5)
+        shape = (self.factor_features, self.features)
+        return super().declare() | {"factor": self.param("factor", scale, shape)}
+
+    def look_up(self, rows: Float[Array, "*N d"], p: Params) -> Float[Array, "*N D"]:
+        return rows @ p["factor"]
+
+    def score(self, h: Float[Array, "*N D"], p: Params) -> tuple[Float[Array, "*N d"], Float[Array, "V d"]]:
+        return h @ p["factor"].T, p["embedding"]
+
+
+class SpdPair(TiedEmbedding):
+    """Lookup T^-1 S[x], scoring S (T h), with T = C C^T symmetric positive definite.
+
+    The pair (T^-1, T) is that of pseudo-inverse tying (arXiv:2602.04556), the rest is not: there the columns of S are
+    orthonormal, so that each matrix is the other's pseudo-inverse; here S is learned freely, as in the other schemes.
+    It needs a body: without one T and T^-1 cancel, and T is never trained.
+
+    Learned is the lower triangle of C row by row, the diagonal as its logarithm; T starts as the identity.
+    V D + D (D + 1) / 2 parameters.
+    """
+
+    others: ClassVar[tuple[str, ...]] = ("triangle",)
+
+    def check(self) -> None:
+        if self.body is None:
+            allowed = "another scheme, or a model.body other than 'none', without which T and its inverse cancel"
+            raise ConfigError("model.tying", "spd_pair", allowed)
+
+    def declare(self) -> Params:
+        shape = (self.features * (self.features + 1) // 2,)
+        return super().declare() | {"triangle": self.param("triangle", nn.initializers.zeros, shape)}
+
+    def _factor(self, p: Params) -> Float[Array, "D D"]:
+        """C."""
+        lower_DxD = jnp.zeros((self.features, self.features)).at[jnp.tril_indices(self.features)].set(p["triangle"])
+        return jnp.tril(lower_DxD, -1) + jnp.diag(jnp.exp(jnp.diag(lower_DxD)))
+
+    def look_up(self, rows: Float[Array, "*N D"], p: Params) -> Float[Array, "*N D"]:
+        columns_DxN = rows.reshape(-1, self.features).T
+        return jax.scipy.linalg.cho_solve((self._factor(p), True), columns_DxN).T.reshape(rows.shape)
+
+    def score(self, h: Float[Array, "*N D"], p: Params) -> tuple[Float[Array, "*N D"], Float[Array, "V D"]]:
+        c_DxD = self._factor(p)
+        return h @ c_DxD @ c_DxD.T, p["embedding"]
+
+
+def _identity(_: Array, size: int) -> Float[Array, "D D"]:
+    return jnp.eye(size)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _weigh_gradient(weight: float, x: Array) -> Array:
+    """x, whose gradient is multiplied by a weight."""
+    return x
+
+
+_weigh_gradient.defvjp(lambda weight, x: (x, None), lambda weight, _, gradient: (weight * gradient,))
+
+SCHEMES: dict[str, type[VocabularyModel]] = {
+    "tied": TiedEmbedding,
+    "untied": UntiedEmbedding,
+    "scaled_input": ScaledInput,
+    "scaled_output": ScaledOutput,
+    "soft_cap": SoftCap,
+    "projection": Projection,
+    "width_scaled": WidthScaled,
+    "late_untie": LateUntie,
+    "path_weights": PathWeights,
+    "lookup_only": LookupOnly,
+    "scoring_only": ScoringOnly,
+    "gated_rare_rows": GatedRareRows,
+    "low_rank": LowRank,
+    "factorised": Factorised,
+    "spd_pair": SpdPair,
+}
+
+# Names in older folders, which can be read.
+RENAMED = {"pseudo_inverse": "spd_pair, its name by now, since it is not the pseudo-inverse tying of arXiv:2602.04556"}

@@ -1,0 +1,296 @@
+"""The split: what the lookup and what the scoring ask of each vocabulary row.
+
+Loss = mean over the N tokens that are not masked of -log softmax(logits_t)[y_t]. With p_t the softmax, per row v:
+
+    lookup[v]  = sum over t with x_t = v of dL/dx_t
+    expected[v] = (1/N) sum_t p_t[v] h_t          own[v] = (1/N) sum over t with y_t = v of p_t[v] h_t
+    data[v]    = (1/N) sum over t with y_t = v of h_t
+    pull = own - data      push = expected - own      scoring = pull + push = expected - data
+
+`push` and `pull` come from these sums, not from `scoring` less the other: that would cancel in float32.
+Sums go into the table first and norms are taken after, since norms do not add.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from tied_lm.model.arguments import check_ids
+from tied_lm.model.embedding import Params, VocabularyModel
+from tied_lm.model.loss import vocabulary_loss
+from tied_lm.rows import RowStats, mark_undefined
+
+
+class Backward(NamedTuple):
+    """One backward pass, with what the split needs of it."""
+
+    loss: Float[Array, ""]
+    gradients: PyTree
+    inputs: Int[Array, "N"]
+    targets: Int[Array, "N"]
+    mask: Bool[Array, "N"]
+    h: Float[Array, "N D"]
+    dx: Float[Array, "N D"]  # dL/d(looked-up vector)
+    expected: Float[Array, "V D"]
+    scoring: Float[Array, "V D"]
+    data_weight: Float[Array, "N"]  # data[v] sums data_weight_t h_t over the t with y_t = v
+    own_weight: Float[Array, "N"]  # and own[v] own_weight_t h_t
+    push_parts: dict[str, Float[Array, "V D"]]  # of a scheme that tells parts of its push apart
+    others: tuple[dict[str, Array], dict[str, Array]]  # gradients of other parameters of the scheme, by path
+    carry: PyTree  # what the body hands to the next batch; {} if it is of a kind that does not
+
+
+class Tables(NamedTuple):
+    """The sums of the split. They are linear in the tokens: weighted tables of several batches add up."""
+
+    lookup: Float[Array, "V D"]
+    expected: Float[Array, "V D"]
+    own: Float[Array, "V D"]
+    data: Float[Array, "V D"]
+    push_parts: dict[str, Float[Array, "V D"]]
+
+
+class GradientSplit(NamedTuple):
+    """Gradients of the mean loss (nats), as (V, D) tables. In an untied model `total` is hypothetical: there
+    lookup is the gradient of one matrix and scoring that of another."""
+
+    loss: Float[Array, ""]
+    lookup: Float[Array, "V D"]
+    scoring: Float[Array, "V D"]
+    pull: Float[Array, "V D"]
+    push: Float[Array, "V D"]
+    total: Float[Array, "V D"]
+    push_parts: dict[str, Float[Array, "V D"]]  # of a scheme that tells parts of its push apart; else {}
+    others: tuple[dict[str, Array], dict[str, Array]]  # other parameters of a scheme: gradients by lookup, by scoring
+
+
+def backward(
+    model: VocabularyModel,
+    params: PyTree,
+    inputs: Int[Array, "*N"],
+    targets: Int[Array, "*N"],
+    *,
+    mask: Bool[Array, "*N"] | None = None,
+    rngs: dict[str, Array] | None = None,
+    carry: PyTree = None,
+    train: bool = False,
+) -> Backward:
+    """Loss and gradients, and beside them the intermediate values that the split is made of.
+
+    Args:
+        carry: what the body took from the batch before; no gradient flows through it. By default a fresh start.
+    """
+
+    def hidden(params: PyTree, offset: Array, others: tuple[Params, Params]) -> tuple[tuple[Array, Array], PyTree]:
+        variables = {"params": params} | ({"carry": carry} if carry else {})
+        outputs, changed = model.apply(
+            variables,
+            inputs,
+            offset=offset,
+            others=others,
+            train=train,
+            rngs=rngs,
+            method="hidden",
+            mutable=["carry"],
+        )
+        return outputs, changed.get("carry", {})
+
+    offset = jnp.zeros((*inputs.shape, model.row_width))
+    zeros = {name: jnp.zeros_like(params[name]) for name in model.others}
+    (h, scoring_VxD), pullback, new_carry = jax.vjp(hidden, params, offset, (zeros, zeros), has_aux=True)
+    h_NxD, targets_N = h.reshape(-1, model.row_width), targets.reshape(-1)
+    mask_N = jnp.ones(targets_N.shape, bool) if mask is None else mask.reshape(-1).astype(bool)
+    weights_N = mask_N / jnp.maximum(mask_N.sum(), 1)
+    loss = vocabulary_loss(
+        h_NxD,
+        scoring_VxD,
+        targets_N,
+        weights_N,
+        soft_cap=model.logit_cap,
+        compute_dtype=model.compute_dtype,
+        marks_N=model.marks(targets_N),
+    )
+    loss, push_parts = model.weigh(loss, h_NxD, targets_N)
+    gradients, dx, others = pullback((loss.hidden.reshape(h.shape), loss.scoring))
+    if model.penalty(params) is not None:
+        of_penalty = jax.grad(model.penalty)(params)
+        gradients = jax.tree.map(jnp.add, gradients, of_penalty)
+        others = (others[0], {name: others[1][name] + of_penalty[name] for name in model.others})
+    return Backward(
+        jnp.sum(loss.token_loss * weights_N),
+        gradients,
+        inputs.reshape(-1),
+        targets_N,
+        mask_N,
+        h_NxD,
+        dx.reshape(-1, model.row_width),
+        loss.expected,
+        loss.scoring,
+        loss.data_weight,
+        loss.own_weight,
+        push_parts,
+        others,
+        new_carry,
+    )
+
+
+def tables(b: Backward) -> Tables:
+    """The sums of the split, as tables."""
+    zeros_VxD = jnp.zeros_like(b.expected)
+    return Tables(
+        lookup=zeros_VxD.at[b.inputs].add(b.dx),
+        expected=b.expected,
+        own=zeros_VxD.at[b.targets].add(b.own_weight[:, None] * b.h),
+        data=zeros_VxD.at[b.targets].add(b.data_weight[:, None] * b.h),
+        push_parts=b.push_parts,
+    )
+
+
+def counts(b: Backward) -> tuple[Int[Array, "V"], Int[Array, "V"]]:
+    """How often each row was looked up, and was an unmasked target."""
+    zeros_V = jnp.zeros(b.expected.shape[0], jnp.int32)
+    return zeros_V.at[b.inputs].add(1), zeros_V.at[b.targets].add(b.mask.astype(jnp.int32))
+
+
+def row_norm(table_RxD: Float[Array, "R D"]) -> Float[Array, "R"]:
+    """L2 norm of each row."""
+    return jnp.sqrt(jnp.sum(table_RxD * table_RxD, axis=-1))
+
+
+def row_cosine(a_RxD: Float[Array, "R D"], b_RxD: Float[Array, "R D"]) -> Float[Array, "R"]:
+    """Cosine of each pair of rows; 0 where either is 0, so that it is undefined."""
+    a_R, b_R = row_norm(a_RxD), row_norm(b_RxD)
+    # Dividing twice, since the product of two tiny norms is 0 in float32.
+    dot_R = jnp.sum(a_RxD / jnp.where(a_R > 0, a_R, 1)[..., None] * b_RxD, axis=-1) / jnp.where(b_R > 0, b_R, 1)
+    return jnp.where((a_R > 0) & (b_R > 0), jnp.clip(dot_R, -1, 1), 0)
+
+
+def stats_of_tables(t: Tables, input_count: Int[Array, "V"], target_count: Int[Array, "V"]) -> RowStats:
+    """Norms and cosines of the rows of the tables."""
+    scoring_VxD = t.expected - t.data
+    return RowStats(
+        lookup=row_norm(t.lookup),
+        scoring=row_norm(scoring_VxD),
+        pull=row_norm(t.own - t.data),
+        push=row_norm(t.expected - t.own),
+        total=row_norm(t.lookup + scoring_VxD),
+        cosine=row_cosine(t.lookup, scoring_VxD),
+        input_count=input_count,
+        target_count=target_count,
+    )
+
+
+def _by_row(ids_N: Int[Array, "N"], rows: int) -> tuple[Int[Array, "V"], Int[Array, "N"]]:
+    """One token to stand for all that share its row: for each row (-1 if it has none), and for each token."""
+    token_of_row_V = jnp.full(rows, -1).at[ids_N].max(jnp.arange(ids_N.size))
+    return token_of_row_V, token_of_row_V[ids_N]
+
+
+def stats_of(b: Backward) -> RowStats:
+    """Norms and cosines of the rows, in O(N D + V D) and with no table of size (V, D) when N < V.
+
+    Only rows that are inputs or targets, at most N each, have a lookup, own or data. Their sums are made in (N, D)
+    arrays, at one token for each row; on all other rows scoring and push are the row of `expected`.
+    """
+    rows = b.expected.shape[0]
+    if b.inputs.size >= rows:
+        return stats_of_tables(tables(b), *counts(b))
+    zeros_NxD = jnp.zeros_like(b.h)
+    target_of_row_V, target_N = _by_row(b.targets, rows)
+    own_NxD = zeros_NxD.at[target_N].add(b.own_weight[:, None] * b.h)
+    data_NxD = zeros_NxD.at[target_N].add(b.data_weight[:, None] * b.h)
+    expected_NxD = b.expected[b.targets]
+    input_of_row_V, input_N = _by_row(b.inputs, rows)
+    lookup_NxD, scoring_NxD = zeros_NxD.at[input_N].add(b.dx), b.scoring[b.inputs]
+
+    def place(of_row_V: Array, values_N: Array, otherwise_V: Array | float) -> Array:
+        return jnp.where(of_row_V < 0, otherwise_V, values_N[of_row_V])
+
+    expected_V = row_norm(b.expected)
+    scoring_V = place(target_of_row_V, row_norm(expected_NxD - data_NxD), expected_V)
+    return RowStats(
+        place(input_of_row_V, row_norm(lookup_NxD), 0.0),
+        scoring_V,
+        place(target_of_row_V, row_norm(own_NxD - data_NxD), 0.0),
+        place(target_of_row_V, row_norm(expected_NxD - own_NxD), expected_V),
+        place(input_of_row_V, row_norm(lookup_NxD + scoring_NxD), scoring_V),
+        place(input_of_row_V, row_cosine(lookup_NxD, scoring_NxD), 0.0),
+        *counts(b),
+    )
+
+
+def sum_rule_residual(model: VocabularyModel, b: Backward) -> Float[Array, ""]:
+    """|sum_v (g - lookup)[v]| / |g|, with g the gradient of the matrix that scores; in an untied model nothing is
+    subtracted. It is 0 up to rounding, since every softmax sums to 1: sum_v scoring[v] = 0. (Schemes in which it does
+    not say why in `no_sum_rule`.)"""
+    gradient_VxD = b.gradients["embedding" if model.tied else "output"]
+    rest_D = gradient_VxD.sum(axis=0)
+    if model.tied:
+        rest_D = rest_D - b.dx.sum(axis=0)
+    norm = jnp.linalg.norm(gradient_VxD)
+    return jnp.linalg.norm(rest_D) / jnp.where(norm > 0, norm, 1)
+
+
+def part_norms(b: Backward | Tables) -> dict[str, Float[Array, "V"]]:
+    """L2 norms of the rows of the parts of the push that the scheme tells apart."""
+    return {name: row_norm(table_VxD) for name, table_VxD in b.push_parts.items()}
+
+
+def loss_and_gradients(
+    model: VocabularyModel,
+    params: PyTree,
+    inputs: Int[Array, "*N"],
+    targets: Int[Array, "*N"],
+    *,
+    mask: Bool[Array, "*N"] | None = None,
+    rngs: dict[str, Array] | None = None,
+    train: bool = False,
+    rows: bool = False,
+) -> tuple[Float[Array, ""], PyTree, RowStats | None]:
+    """Mean loss in nats, its gradients in `params` (the inner tree), and with `rows` the statistics of the rows.
+
+    A scheme's penalty is in the gradients and not in the loss. Where every target is masked, the gradients of the loss
+    are 0 and the loss is NaN; inside of jit and other transformations it is 0.
+
+    Args:
+        inputs, targets: ids of equal shape, arrays or lists.
+        mask: False where a target does not count, and may be any number. Every input is looked up all the same.
+
+    Raises:
+        ValueError: the shapes differ, are empty, or something else than integers (booleans for the mask) is in them; or
+            an id is not in the vocabulary. Under jit the last cannot be seen: check the ids before.
+    """
+    inputs, targets, mask = check_ids(model.vocab_size, inputs, targets, mask)
+    b = backward(model, params, inputs, targets, mask=mask, rngs=rngs, train=train)
+    return mark_undefined(b.mask.any(), b.loss), b.gradients, stats_of(b).marked() if rows else None
+
+
+def row_stats(model: VocabularyModel, params: PyTree, inputs: Int[Array, "*N"], targets: Int[Array, "*N"]) -> RowStats:
+    """Norms, cosines and counts of the rows for one batch; arguments and errors as in `loss_and_gradients`.
+
+    >>> import jax.numpy as jnp
+    >>> from tied_lm import TiedEmbedding
+    >>> params = {"embedding": jnp.array([[1., 0.], [2., 0.], [0., 1.]])}
+    >>> stats = row_stats(TiedEmbedding(3, 2), params, jnp.array([0, 2, 0]), jnp.array([2, 0, 1]))
+    >>> stats.input_count.tolist(), stats.target_count.tolist()
+    ([2, 0, 1], [1, 1, 1])
+    >>> bool(stats.lookup[1] == 0), bool(stats.scoring[1] > 0)  # never looked up, yet scored
+    (True, True)
+    """
+    inputs, targets, _ = check_ids(model.vocab_size, inputs, targets)
+    return stats_of(backward(model, params, inputs, targets)).marked()
+
+
+def split_gradients(
+    model: VocabularyModel, params: PyTree, inputs: Int[Array, "*N"], targets: Int[Array, "*N"]
+) -> GradientSplit:
+    """The split as dense float32 tables, for study; arguments and errors as in `loss_and_gradients`."""
+    inputs, targets, _ = check_ids(model.vocab_size, inputs, targets)
+    b = backward(model, params, inputs, targets)
+    t = tables(b)
+    scoring_VxD = t.expected - t.data
+    pull_VxD, push_VxD = t.own - t.data, t.expected - t.own
+    total_VxD = t.lookup + scoring_VxD
+    return GradientSplit(b.loss, t.lookup, scoring_VxD, pull_VxD, push_VxD, total_VxD, b.push_parts, b.others)

@@ -1,0 +1,153 @@
+"""Reading runs back, finished or still running."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import xarray as xr
+
+from tied_lm.config import Config, read_run
+from tied_lm.files import Damaged, read_json
+from tied_lm.folder import CONFIG
+from tied_lm.record import manifest
+from tied_lm.record.history import STRINGS, check, readable
+from tied_lm.record.journal import HELDOUT, PROBE, ROWS
+from tied_lm.record.scalars import METRICS, read_metrics
+
+CONTENT = ("text_train", "text_heldout", "text_tokenizer")
+BESIDE = ("version", *CONTENT)  # in config.json, beside the fields of the config
+
+
+class Run:
+    """What one run has written down so far.
+
+    All that reads data raises `FileNotFoundError`, and says so, while the run has not written any.
+    """
+
+    def __init__(self, folder: Path):
+        _check_is_run(folder)
+        self.folder = folder
+
+    def __repr__(self) -> str:
+        lines = read_metrics(self.folder)
+        stands = f"step {lines[-1]['step']}" if lines else "no data yet"
+        return f"Run({str(self.folder)!r}, {stands})"
+
+    @property
+    def config(self) -> Config:
+        """The resolved config.
+
+        Raises:
+            FileNotFoundError: there is none, since the run was written by a `RowRecorder`.
+        """
+        path = self.folder / CONFIG
+        if not path.exists():
+            raise FileNotFoundError(f"{self.folder} has no {CONFIG}: its model and training are not this project's")
+        values = read_json(path, "restore it")
+        return read_run({name: value for name, value in values.items() if name not in BESIDE})
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """What the config does not say of the text: its sizes and hashes."""
+        values = read_json(self.folder / CONFIG, "restore it")
+        return {name: values[name] for name in CONTENT if name in values}
+
+    def _lines(self) -> list[dict[str, Any]]:
+        lines = read_metrics(self.folder)
+        if not lines:
+            raise FileNotFoundError(f"{self.folder} has no data yet: the run has not written anything so far")
+        return lines
+
+    def last(self) -> dict[str, float]:
+        """Values by tag at the newest step; NaN for what is undefined there, as a share of 0 / 0."""
+        return self._lines()[-1]
+
+    def tags(self) -> set[str]:
+        """Names of all scalars so far."""
+        return {name for line in self._lines() for name in line} - {"step"}
+
+    def scalars(self, tag: str) -> dict[int, float]:
+        """Values by step; NaN where it is undefined.
+
+        Raises:
+            KeyError: there is no such tag; the message lists those there are.
+        """
+        values = {line["step"]: line[tag] for line in self._lines() if tag in line}
+        if not values:
+            raise KeyError(f"{tag!r} is not among the tags {', '.join(sorted(self.tags()))}")
+        return values
+
+    @property
+    def rows(self) -> xr.Dataset:
+        """Row statistics of single batches, over `step` and `token`; `token_string` shows each token. The cosine of a
+        row of 0 is NaN."""
+        return self._open_rows(ROWS)
+
+    @property
+    def probe(self) -> xr.Dataset:
+        """Row statistics over the probe, over `step` and `token`; `token_string` shows each token."""
+        return self._open_rows(PROBE)
+
+    @property
+    def heldout(self) -> xr.Dataset:
+        """Sums by held-out sequence at each evaluation, over `step` and `sequence`: `nll_<band>`, `tokens_<band>`, and
+        where they mean something `excess`, `law` and `bytes`; see `records.Evaluation`. `cluster` is that of each
+        sequence."""
+        return self._open_rows(HELDOUT)
+
+    def _open_rows(self, name: str) -> xr.Dataset:
+        path = self.folder / name
+        if name != ROWS and not (self.folder / CONFIG).exists():
+            raise FileNotFoundError(f"{self.folder} has no {name}: it was written by a RowRecorder, which has none")
+        if not (path / "zarr.json").exists():
+            raise FileNotFoundError(f"{path} has no data yet: the run has not written any rows so far")
+        entry = manifest.read(self.folder).get(name)
+        try:
+            rows = _checked(path, entry)
+        except Damaged:
+            # A run that is continued cuts its logs, and takes the manifest away first.
+            if manifest.read(self.folder).get(name) == entry:
+                raise
+            return self._open_rows(name)
+        if not rows.sizes["step"]:
+            rows.close()
+            raise FileNotFoundError(f"{path} has no data yet: the run has not written any rows so far")
+        # Older runs have none, and sequences have none either.
+        strings = rows["token"].attrs.pop(STRINGS, None) if "token" in rows.dims else None
+        return rows if strings is None else rows.assign_coords(token_string=("token", strings))
+
+
+def _checked(path: Path, entry: Mapping[str, Any] | None) -> xr.Dataset:
+    """A log as far as the manifest vouches for it."""
+    with readable(path):
+        rows = xr.open_zarr(path)
+        if entry is None:
+            return rows
+        group = json.loads((path / "zarr.json").read_text(encoding="utf-8"))
+        metadata = group["consolidated_metadata"]["metadata"]
+        check(path, entry, metadata, rows.variables, lambda part: part.values)
+        return rows.isel(step=slice(entry["length"]))
+
+
+def _check_is_run(folder: Path) -> None:
+    """Refuse what is not the folder of one run, and name one that is, if there is one below."""
+    config = folder / CONFIG
+    is_comparison = config.exists() and "compare" in read_json(config, "restore it")
+    if not is_comparison and (config.exists() or (folder / METRICS).exists()):
+        return
+    kind = "a comparison, not a run" if is_comparison else f"no run: it has neither {CONFIG} nor {METRICS}"
+    below = sorted(path.parent for depth in (1, 2, 3) for path in folder.glob("*/" * depth + METRICS))
+    raise FileNotFoundError(f"{folder} is {kind}" + (f"; a run in it is {below[0]}" if below else ""))
+
+
+def open_run(path: str | Path) -> Run:
+    """Open the folder of one run.
+
+    Args:
+        path: DIR/<arm>/seed<k> of a comparison, the folder of a single run, or that of a `RowRecorder`.
+
+    Raises:
+        FileNotFoundError: it is not the folder of one run, but that of a comparison or of something else.
+    """
+    return Run(Path(path))

@@ -1,0 +1,73 @@
+"""The scalars of a run, by step."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tied_lm.files import AGAIN, Damaged, replace
+from tied_lm.record import manifest
+
+METRICS = "metrics.jsonl"
+
+
+def _json(line: Mapping[str, float]) -> str:
+    values = {tag: None if math.isnan(value) else value for tag, value in line.items()}
+    return json.dumps(values, allow_nan=False) + "\n"
+
+
+class Metrics:
+    """Writes metrics.jsonl, one line for each step. Opening it cuts off everything from `first_step` on."""
+
+    def __init__(self, folder: Path, first_step: int):
+        kept = [line for line in read_metrics(folder) if line["step"] < first_step] if first_step else []
+        self.path, self.tags = folder / METRICS, {int(line["step"]): set(line) for line in kept}
+        replace(self.path, "".join(map(_json, kept)).encode())
+        self.file = self.path.open("a", encoding="utf-8")
+        self.lines: list[str] = []
+
+    def append(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Add a line; it is on disk after the next `flush`. NaN stands for what is undefined, in JSON null."""
+        self.lines.append(_json({"step": step} | dict(scalars)))
+
+    def flush(self) -> None:
+        self.file.writelines(self.lines)
+        self.file.flush()
+        self.lines = []
+
+    def close(self) -> None:
+        self.flush()
+        self.file.close()
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl that its manifest vouches for, with NaN for what is undefined.
+
+    Without a manifest all lines are taken, but for a torn last one.
+
+    Raises:
+        Damaged: they are not what was written.
+    """
+    path = folder / METRICS
+    entry = manifest.read(folder).get(METRICS)
+    try:
+        if entry is not None:
+            data = manifest.vouched(folder, METRICS, entry)
+        else:
+            data = path.read_bytes() if path.exists() else b""
+        found = [dict(json.loads(line)) for line in data.split(b"\n")[:-1]]
+    except Damaged:
+        # A run that is continued cuts its logs, and takes the manifest away first.
+        if manifest.read(folder).get(METRICS) == entry:
+            raise
+        return read_metrics(folder)
+    except (ValueError, TypeError):
+        raise Damaged(f"{path} is damaged (a line is no JSON object); {AGAIN}") from None
+    return [{tag: math.nan if value is None else value for tag, value in line.items()} for line in found]
+
+
+def is_finished(folder: Path, steps: int) -> bool:
+    """Whether the run is complete: the last line of the metrics is written after everything else."""
+    lines = read_metrics(folder)
+    return bool(lines) and lines[-1]["step"] == steps

@@ -1,0 +1,110 @@
+"""What a recorded update saw and did, and how the device keeps several of them."""
+
+from typing import NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from tied_lm.bands import NAMES
+from tied_lm.record.histogram import BINS
+from tied_lm.rows import PARTS, RowStats
+
+
+class Recorded(Protocol):
+    """What the record needs to know of a model; see `model.embedding.VocabularyModel`."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def vocabulary(self) -> tuple[str, ...]: ...
+    @property
+    def others(self) -> tuple[str, ...]: ...
+    @property
+    def push_parts(self) -> tuple[str, ...]: ...
+
+
+class Record(NamedTuple):
+    """One recorded update."""
+
+    stats: RowStats
+    push_parts: dict[str, Float[Array, "V"]]  # L2 norms of the rows, of a scheme that tells parts of its push apart
+    updates: dict[str, Float[Array, "V"]]  # L2 norms of the rows of the applied update, by vocabulary parameter
+    weights: dict[str, Float[Array, "V"]]  # and of the rows themselves, before the update
+    others: dict[str, Float[Array, "2"]]  # norms of the gradient by lookup and by scoring, of other parameters
+    histograms: Int[Array, "parts bins"]  # of the row norms of each of PARTS
+    residual: Float[Array, ""]
+
+
+class Probe(NamedTuple):
+    """Norms of the tables summed over all tokens of the probe."""
+
+    stats: RowStats
+    push_parts: dict[str, Float[Array, "V"]]
+    tokens: Int[Array, ""]
+
+
+class Evaluation(NamedTuple):
+    """Sums for each held-out sequence (S = M batches of B), by band of the target (G)."""
+
+    nll: Float[Array, "S G"]
+    tokens: Int[Array, "S G"]
+    excess: Float[Array, "S"] | None  # divergence of the model from the true law in the context of each token, nats
+    law: Float[Array, "S"] | None  # loss of the true law on the same tokens
+    bytes: Int[Array, "S"] | None  # of text that the targets stand for
+
+    def by_sequence(self) -> dict[str, Float[np.ndarray, "S"]]:
+        """What there is of each sequence, by name: `nll_<band>` and `tokens_<band>`, and the others as they are."""
+        found = {f"nll_{NAMES[band]}": nll_S for band, nll_S in enumerate(self.nll.T)}
+        found |= {f"tokens_{NAMES[band]}": tokens_S for band, tokens_S in enumerate(self.tokens.T)}
+        others = {"excess": self.excess, "law": self.law, "bytes": self.bytes}
+        return found | {name: values_S for name, values_S in others.items() if values_S is not None}
+
+
+class Records(NamedTuple):
+    """Slots (S) of records, in few arrays, so that writing one is cheap beside a small step.
+
+    All that has a value for each row is in one array (F, V): the fields of RowStats, parts of the push, updates,
+    weights. Counts are whole in float32 to 2**24.
+    """
+
+    rows: Float[Array, "S F V"]
+    others: Float[Array, "S O 2"]
+    histograms: Int[Array, "S parts bins"]
+    residual: Float[Array, "S"]
+
+    @classmethod
+    def empty(cls, slots: int, model: Recorded) -> "Records":
+        """Room for records of a model."""
+        fields = len(RowStats._fields) + len(model.push_parts) + 2 * len(model.vocabulary)
+        return cls(
+            jnp.zeros((slots, fields, model.vocab_size)),
+            jnp.zeros((slots, len(model.others), 2)),
+            jnp.zeros((slots, len(PARTS), BINS), jnp.int32),
+            jnp.zeros(slots),
+        )
+
+    def write(self, slot: Int[Array, ""], one: "Records") -> "Records":
+        """The slots with one of them replaced; `one` lacks the axis S."""
+        return jax.tree.map(lambda slots, new: jax.lax.dynamic_update_index_in_dim(slots, new, slot, 0), self, one)
+
+    def read(self, slot: int, model: Recorded) -> Record:
+        """The record in a slot."""
+        rows = iter(self.rows[slot])
+        return Record(
+            RowStats(*(next(rows) for _ in RowStats._fields)),
+            {name: next(rows) for name in model.push_parts},
+            {name: next(rows) for name in model.vocabulary},
+            {name: next(rows) for name in model.vocabulary},
+            dict(zip(model.others, self.others[slot], strict=True)),
+            self.histograms[slot],
+            self.residual[slot],
+        )
+
+
+def pack(record: Record) -> Records:
+    """A record as the content of one slot."""
+    rows = [*record.stats, *record.push_parts.values(), *record.updates.values(), *record.weights.values()]
+    others = jnp.stack(list(record.others.values())) if record.others else jnp.zeros((0, 2))
+    return Records(jnp.stack([row.astype(jnp.float32) for row in rows]), others, record.histograms, record.residual)

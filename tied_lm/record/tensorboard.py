@@ -1,0 +1,105 @@
+"""What TensorBoard shows of a run: scalars, histograms of row norms, and text."""
+
+import math
+import struct
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import crc32c
+import numpy as np
+from jaxtyping import Int
+from tensorboardX import summary
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto.summary_pb2 import Summary
+
+from tied_lm.files import Damaged, replace
+from tied_lm.record.histogram import EDGES
+
+
+def _masked(data: bytes) -> int:
+    """The checksum of a record's parts, as TFRecord masks it."""
+    crc = crc32c.crc32c(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def cut_events(path: Path, first_step: int) -> None:
+    """Rewrite an event file without the events from `first_step` on, and without a torn end.
+
+    So no step stands in a run twice, whichever way TensorBoard reads it.
+    """
+    data = path.read_bytes()
+    kept, position = bytearray(), 0
+    while position + 12 <= len(data):
+        # A record is its length (8 bytes), the length's checksum (4), the event, and the event's checksum (4).
+        (size,) = struct.unpack_from("<Q", data, position)
+        end = position + 16 + size
+        checks = [(position, position + 8)] + [(position + 12, end - 4)] * (end <= len(data))
+        if any(struct.unpack_from("<I", data, stop) != (_masked(data[start:stop]),) for start, stop in checks):
+            raise Damaged(f"{path} is damaged (a checksum differs); remove it to continue without its curves")
+        if end > len(data):
+            break
+        event = Event.FromString(data[position + 12 : end - 4])
+        if not event.HasField("summary") or event.step < first_step:
+            kept += data[position:end]
+        position = end
+    replace(path, bytes(kept))
+
+
+class Board:
+    """Writes the events of one run. Events are written when they are added; `flush` hands them to the disk."""
+
+    def __init__(self, folder: Path, first_step: int, label: str = ""):
+        """Open it, and cut off everything from `first_step` on.
+
+        Args:
+            label: part of the name of the event file, in a folder where others write events that are not to be cut.
+        """
+        for path in folder.glob(f"events.out.tfevents.*{label}.????????"):
+            if first_step:
+                cut_events(path, first_step)
+            else:
+                path.unlink()
+        # tensorboardX's own writer has a queue that a flush does not empty; its file writer has none. The suffix
+        # keeps two writers that open within one second from sharing a file.
+        self.folder, self.label = folder, label
+        self.writer = EventsWriter(str(folder / "events"), filename_suffix=f"{label}.{uuid.uuid4().hex[:8]}")
+
+    def _add(self, step: int, *summaries: Any) -> None:
+        merged = summary.Summary(value=[value for s in summaries for value in s.value])
+        self.writer.write_event(Event(summary=merged, step=step, wall_time=time.time()))
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Values by tag, whatever is in the tags; NaN stands for what is undefined, which is not shown."""
+        shown = {tag: value for tag, value in values.items() if not math.isnan(value)}
+        self._add(step, Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in shown.items()]))
+
+    def row_histogram(self, step: int, tag: str, counts: Int[np.ndarray, "bins"]) -> None:
+        """Histogram of log10 of the row norms, on fixed edges; nothing where all are 0."""
+        filled = np.flatnonzero(counts)
+        if not filled.size:
+            return
+        centres = (EDGES[1:] + EDGES[:-1]) / 2
+        low, high = EDGES[filled[0]], EDGES[filled[-1] + 1]
+        totals = (low, high, counts.sum(), np.sum(counts * centres), np.sum(counts * centres**2))
+        self._add(step, summary.histogram_raw(tag, *map(float, totals), EDGES[1:].tolist(), counts.tolist()))
+
+    def text(self, tag: str, markdown: str) -> None:
+        self._add(0, summary.text(tag, markdown))
+
+    def charts(self, layout: dict[str, dict[str, list[object]]]) -> None:
+        """Custom charts: {category: {title: ["Multiline", [tags]]}}."""
+        self._add(0, summary.custom_scalars(layout))
+
+    def files(self) -> list[Path]:
+        """The event files, which only grow."""
+        return sorted(self.folder.glob(f"events.out.tfevents.*{self.label}.????????"))
+
+    def flush(self) -> None:
+        self.writer.flush()
+
+    def close(self) -> None:
+        self.writer.close()

@@ -1,0 +1,109 @@
+"""All runs of a comparison in one folder, and their summary."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tied_lm import folder
+from tied_lm.checks import ConfigError
+from tied_lm.config import Config
+from tied_lm.files import read_json, write_json
+from tied_lm.record.reader import open_run
+from tied_lm.record.scalars import is_finished
+from tied_lm.study.plan import MAY_CHANGE, Plan
+from tied_lm.study.report import REPORT, write_report
+from tied_lm.study.summary import is_of, summarize_comparison
+from tied_lm.train.loop import Diverged, train_run
+
+SUMMARY = "summary.json"
+DIVERGED = "diverged.json"
+
+
+def run_folder(place: Path, arm: str, config: Config) -> Path:
+    return place / arm / f"seed{config.seed}"
+
+
+def check_folder(place: Path, values: dict[str, Any], file: str = folder.CONFIG) -> None:
+    """Refuse a folder of another comparison, or one with more seeds than are asked for.
+
+    Args:
+        file: where in the folder its config is.
+
+    Raises:
+        ConfigError: the fields that differ are named.
+    """
+    folder.check(place, values, ignore=tuple(f"compare.{name}" for name in MAY_CHANGE), file=file)
+    path = place / file
+    there = read_json(path, "restore it")["compare"]["seeds"] if path.exists() else 0
+    if values["compare"]["seeds"] < there:
+        raise ConfigError(
+            "compare.seeds", values["compare"]["seeds"], f"at least {there}, which the folder was made with"
+        )
+
+
+def read_summary(place: Path) -> dict[str, Any]:
+    return read_json(place / SUMMARY, "remove that file, and the same command makes it again")
+
+
+def read_diverged(place: Path) -> dict[str, str]:
+    """The arms that are known to diverge, each with the reason."""
+    path = place / DIVERGED
+    return read_json(path, "remove that file, and the same command finds those arms again") if path.exists() else {}
+
+
+def is_complete(place: Path, plan: Plan) -> bool:
+    """Whether every run, but for those of arms that are known to diverge, is finished, summarised and reported."""
+    diverged = read_diverged(place)
+    return (
+        (place / REPORT).exists()
+        and (place / SUMMARY).exists()
+        and is_of(read_summary(place), plan.comparison)
+        and all(
+            is_finished(run_folder(place, name, config), config.train.steps)
+            for name, config in plan.comparison.runs()
+            if name not in diverged
+        )
+    )
+
+
+def complete(
+    place: Path,
+    plan: Plan,
+    stop: threading.Event,
+    start: Callable[[str, int], Callable[[int], None]],
+) -> None:
+    """Open or create a comparison's folder, train every run that is not finished, summarise and report.
+
+    An arm that diverges is entered in diverged.json; its other runs are left out, and the other arms go on.
+
+    Args:
+        start: called with the arm and the seed of each run; returns the run's `progress` (see `train_run`).
+
+    Raises:
+        ConfigError: another process is writing the folder.
+        Interrupted, Damaged: see `train_run`.
+    """
+    with folder.locked(place):
+        write_json(place / folder.CONFIG, plan.values)
+        diverged = read_diverged(place)
+        for name, config in plan.comparison.runs():
+            if name in diverged:
+                continue
+            progress = start(name, config.seed)
+            arm = plan.arms[name]
+            stream = arm.stream.with_seed(config.seed)
+            try:
+                train_run(arm.trainer, config, stream, run_folder(place, name, config), stop, progress)
+            except Diverged as error:
+                diverged[name] = str(error)
+                write_json(place / DIVERGED, diverged)
+        before = read_summary(place) if (place / SUMMARY).exists() else None
+        runs = {
+            name: [open_run(run_folder(place, name, c)) for other, c in plan.comparison.runs() if other == name]
+            for name in plan.arms
+            if name not in diverged
+        }
+        summary = summarize_comparison(plan, runs, diverged, before)
+        write_json(place / SUMMARY, summary)
+        write_report(place, summary)

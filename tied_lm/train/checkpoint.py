@@ -1,0 +1,184 @@
+"""Orbax checkpoints of the training state, each with its config and a digest of its values."""
+
+import contextlib
+import gc
+import hashlib
+import logging
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from orbax.checkpoint import checkpoint_managers as policies
+
+from tied_lm.checks import ConfigError, choose
+from tied_lm.config import differing_fields
+from tied_lm.files import Damaged
+from tied_lm.train.step import TrainState
+
+METRIC = "loss/eval"
+
+
+def _digest(state: TrainState) -> str:
+    """SHA-256 of all values, since Orbax does not notice flipped bits in a data file."""
+    sha = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        array = np.asarray(leaf)
+        sha.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
+        sha.update(np.ascontiguousarray(array).tobytes())
+    return sha.hexdigest()
+
+
+def _reason(error: Exception) -> str:
+    """An error in one short line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+@contextlib.contextmanager
+def _unheard() -> Iterator[None]:
+    """When one read fails, Orbax drops the others, and what those complain of would bury the message that matters."""
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        yield
+    finally:
+        sys.unraisablehook = hook
+
+
+def _needs_attention(record: logging.LogRecord) -> bool:
+    """Orbax tells of each save at length, and warns of what is meant so: not for the user, unlike what is left."""
+    if "/orbax/" not in record.pathname:
+        return True
+    message = record.getMessage()
+    meant = "did not provide metrics" in message or "is read only" in message
+    return record.levelno >= logging.WARNING and not meant
+
+
+class Checkpoints:
+    """The checkpoints of one run: the newest `keep`, and the one with the lowest held-out loss."""
+
+    def __init__(self, folder: Path, keep: int, read_only: bool = False):
+        """
+        Args:
+            keep: how many of the newest are kept, besides the best.
+            read_only: nothing is written or tidied up there, so that a run that is still training is not disturbed.
+        """
+        logging.getLogger("absl").addFilter(_needs_attention)
+        self.folder = folder.absolute()
+        best = policies.BestN(
+            get_metric_fn=lambda metrics: metrics[METRIC], reverse=True, n=1, keep_checkpoints_without_metrics=False
+        )
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), best]),
+            best_fn=lambda metrics: metrics[METRIC],
+            best_mode="min",
+            cleanup_tmp_directories=not read_only,
+            create=not read_only,
+            read_only=read_only,
+            save_interval_steps=0 if read_only else 1,
+        )
+        try:
+            self.manager = ocp.CheckpointManager(self.folder, options=options)
+        except ValueError as error:  # of JSON or UTF-8: Orbax reads the metrics of every checkpoint
+            raise Damaged(
+                f"a checkpoint in {self.folder} has unreadable metrics ({_reason(error)}); "
+                "remove the run's folder to start again"
+            ) from error
+
+    def save(self, state: TrainState, config: dict[str, Any], loss: float | None, phase: int = 0) -> None:
+        """Start to save; the values are copied, so the state may be donated as soon as this returns.
+
+        Args:
+            loss: held-out loss in nats, if it was measured at this step.
+            phase: of the model, which decides the structure of the state.
+        """
+        host = jax.device_get(state)
+        saved = self.manager.save(
+            int(host.step),
+            args=ocp.args.Composite(
+                state=ocp.args.StandardSave(host),
+                about=ocp.args.JsonSave({"config": config, "sha256": _digest(host), "phase": phase}),
+            ),
+            metrics=None if loss is None else {METRIC: loss},
+        )
+        if not saved:
+            raise RuntimeError(f"the checkpoint of step {int(host.step)} was not saved in {self.folder}")
+
+    def find(self, which: str) -> int:
+        """The step of a checkpoint that is named by its number, as `last`, or as `best` (of the lowest held-out loss).
+
+        Raises:
+            ConfigError: there is none of that name.
+        """
+        steps = sorted(self.manager.all_steps())
+        named = {str(step): step for step in steps}
+        if steps:
+            named["last"] = steps[-1]
+        best = self.manager.best_step()
+        if best is not None:
+            named["best"] = best
+        if not named:
+            raise ConfigError("step", which, f"a run with checkpoints; there is none in {self.folder}")
+        return choose(named, "step", which)
+
+    def restore(
+        self, *phases: TrainState, step: int | None = None, config: Mapping[str, Any] | None = None
+    ) -> TrainState | None:
+        """The state of a step, by default of the newest; None where there is none.
+
+        Args:
+            phases: a state of the structure that it has in each phase of the model.
+            config: what the checkpoint is to be of.
+
+        Raises:
+            ConfigError: it is of another config; the fields are named.
+            Damaged: the checkpoint is incomplete, has other shapes or types, or its values have changed.
+        """
+        step = self.manager.latest_step() if step is None else step
+        if step is None:
+            return None
+        place = self.folder / str(step)
+        older = [s for s in self.manager.all_steps() if s < step]
+        remedy = (
+            f"remove that folder to continue from step {max(older)}"
+            if older
+            else "remove the run's folder to start again"
+        )
+        reason = None
+        with _unheard():
+            try:
+                about = self.manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore()))["about"]
+                if config is not None:
+                    self._compare(step, config, about["config"])
+                digest, like = about["sha256"], phases[about["phase"]]
+                found = self.manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(like)))
+                state = found["state"]
+            except ConfigError:
+                raise
+            except Exception as error:  # Orbax raises bare exceptions for truncated files
+                reason = _reason(error)
+            if reason:
+                time.sleep(0.3)
+                gc.collect()
+        if reason:
+            raise Damaged(f"the checkpoint {place} is damaged ({reason}); {remedy}")
+        types = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(state)]
+        if types != [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(like)] or _digest(state) != digest:
+            raise Damaged(f"the checkpoint {place} is damaged (its values are not those that were saved); {remedy}")
+        # As a new state is: not committed to a device, or each program would be compiled for it once more.
+        return jax.tree.map(jnp.asarray, jax.device_get(state))
+
+    def _compare(self, step: int, config: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+        differences = differing_fields(config, saved)
+        if differences:
+            allowed = f"checkpoints of the run's config; that of step {step} has {'; '.join(differences)}"
+            raise ConfigError("checkpoints", str(self.folder), allowed)
+
+    def close(self) -> None:
+        """Wait for saves under way; an error in one is raised here."""
+        self.manager.wait_until_finished()
+        self.manager.close()

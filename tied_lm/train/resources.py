@@ -1,0 +1,174 @@
+"""What a run needs of the machine, and what the machine has."""
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import jax
+
+from tied_lm.bands import NAMES
+from tied_lm.checks import ConfigError
+from tied_lm.config import Config, to_dict
+from tied_lm.record.histogram import BINS
+from tied_lm.record.history import STEPS_IN_BLOCK, TOKENS_IN_CHUNK
+from tied_lm.rows import PARTS, RowStats
+from tied_lm.train.calendar import Schedule
+
+if TYPE_CHECKING:
+    from tied_lm.train.step import Trainer
+
+# Matrices of the vocabulary's size that each optimizer keeps.
+MOMENTS = {"sgd": 0, "momentum": 1, "coupled_adam": 1}
+CLUSTER = 4096  # bytes that the smallest file or folder takes
+SCALAR = 160  # bytes of one scalar in metrics.jsonl and in TensorBoard's events, its tag twice among them
+BANDS = len(NAMES)
+# Of the whole and of each band: norms, share and cosine; and what a record of rows has besides.
+SPLIT_SCALARS = 12 * (1 + BANDS)
+
+
+def shown(size: float) -> str:
+    """A number of bytes."""
+    for unit in ("kB", "MB", "GB", "TB"):
+        size /= 1000
+        if size < 1000 or unit == "TB":
+            break
+    return f"{size:,.3g} {unit}"
+
+
+def memory_bytes(config: Config) -> dict[str, int]:
+    """What one run needs at least, by the field that decides about it. Nothing is built."""
+    model, body, data = config.model, config.body, config.data
+    width = config.scheme["factor_features"] if model.tying == "factorised" else model.features
+    matrices = 2 if model.tying in ("untied", "late_untie") else 1
+    # The matrices, what the optimizer keeps of them, and the four tables of one batch and of the probe's sum.
+    tables = matrices * (1 + MOMENTS.get(config.optimizer.name, 2)) + 8
+    positions = data.batch_size * data.length
+    # Ids, targets, and hidden vectors with their gradient.
+    batch = positions * (8 * model.features + 8)
+    if model.body != "none":
+        blocks = 1 if body["remat"] else body["depth"]  # kept for the backward pass
+        batch += positions * blocks * 8 * (body["width"] or model.features)
+        if model.body == "transformer":
+            batch += positions * blocks * 8 * body["heads"] * data.length  # attention, before and after its softmax
+    squares = 0
+    if model.body != "none" or model.tying in ("projection", "spd_pair"):
+        squares = 8 * model.features**2  # a matrix and its gradient
+    return {
+        # Beside the tables the host has a text and a frequency for each row.
+        "data.vocab_size": data.vocab_size * (4 * width * tables + 100),
+        "data.batch_size" if data.batch_size > data.length else "data.length": batch,
+        "model.features": squares,
+        "data.eval_tokens": 48 * (data.eval_tokens // data.length),  # sums by sequence and band
+    }
+
+
+def check_memory(config: Config) -> None:
+    """Refuse a run that cannot fit, before anything of its size is made.
+
+    Raises:
+        ConfigError: it names the field that needs most of the memory.
+    """
+    needed, present = memory_bytes(config), memory_of_machine()
+    total = sum(needed.values())
+    if total > present:
+        field = max(needed, key=lambda name: needed[name])
+        group, _, name = field.partition(".")
+        raise ConfigError(
+            field,
+            getattr(getattr(config, group), name),
+            f"what fits the memory; the run needs at least {shown(total)}, and there are {shown(present)}",
+        )
+
+
+def check_sampling(config: Config, count: int, width: int) -> None:
+    """Refuse samples, each token of which is scored with `width` tokens, that cannot fit.
+
+    Raises:
+        ConfigError: with both figures.
+    """
+    heads = config.body["heads"] if config.model.body == "transformer" else 0
+    needed = count * (width * (4 * config.model.features + 4 + 4 * heads * width) + 8 * config.data.vocab_size)
+    present = memory_of_machine()
+    if needed > present:
+        raise ConfigError(
+            "samples",
+            count,
+            f"what fits the memory; with {width:,} tokens before each one that is scored they need at least "
+            f"{shown(needed)}, and there are {shown(present)}",
+        )
+
+
+def memory_of_machine() -> int:
+    """Bytes of memory of the device that trains, as far as it says; else of the machine or its container."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    limits = [stats.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    with contextlib.suppress(OSError, ValueError):  # there is none, or it says "max"
+        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
+    return min(limits)
+
+
+def disk_bytes(trainer: "Trainer", token_strings: Sequence[str]) -> int:
+    """What the folder of one run takes at most."""
+    config, last = trainer.config, trainer.phases[-1]
+    schedule = Schedule.of(config)
+    vocab_size, parts = config.data.vocab_size, len(last.model.push_parts)
+
+    def arrays(records: int, fields: int, size: int) -> int:
+        """A zarr group: its records, what it says of each row, and its metadata, once more while they are replaced."""
+        chunks = -(-size // TOKENS_IN_CHUNK)
+        blocks = records // STEPS_IN_BLOCK + 1 + len(schedule.checkpoints)  # each a file, in a folder perhaps
+        values = (fields + 1) * (4 * size * records + 2 * CLUSTER * chunks * min(records, blocks))
+        described = 3 * (8 * size + 2 * CLUSTER * chunks) + (fields + 4) * 3 * CLUSTER
+        strings = sum(len(json.dumps(text)) + 2 for text in token_strings)
+        return values + described + 3 * strings + 2 * CLUSTER
+
+    stats = len(RowStats._fields) + parts
+    rows = arrays(len(schedule.rows), stats + 2 * len(last.model.vocabulary), vocab_size)
+    probes = arrays(len(schedule.probes), stats, vocab_size)
+
+    curves = len(PARTS) * (3 + len(config.log.tokens))
+    scalars = len(schedule.scalars) * 20 + len(schedule.evaluations) * (10 + BANDS)
+    scalars += (len(schedule.rows) + len(schedule.probes)) * (SPLIT_SCALARS + (1 + BANDS) * parts + 20)
+    scalars += len(schedule.rows) * (curves + 2 * len(last.model.others))
+    histograms = len(schedule.rows) * len(PARTS) * (20 * BINS + 200)
+    batches = -(-config.data.eval_tokens // (config.data.batch_size * config.data.length))
+    losses = arrays(len(schedule.evaluations), 2 * BANDS + 2, batches * config.data.batch_size)
+
+    about = len(json.dumps(to_dict(config))) * 3 + 8 * CLUSTER  # config.json, and in events and checkpoints
+    state = jax.eval_shape(last.init, 0)
+    leaves = jax.tree.leaves(state)
+    checkpoint = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    checkpoint += checkpoint // 50 + 24 * CLUSTER + 1024 * len(leaves) + about
+    # The newest, the best, one that is being written and one that is not yet removed.
+    saved = min(len(schedule.checkpoints), config.checkpoint.keep + 3)
+    return rows + probes + scalars * SCALAR + histograms + losses + about + saved * checkpoint
+
+
+def summary_bytes(config: Config, arms: int, seeds: int) -> int:
+    """What a comparison's folder takes at most beside its runs: config.json, summary.json, report.html."""
+    schedule = Schedule.of(config)
+    points = len(schedule.evaluations) + len(schedule.probes) + len(schedule.rows)
+    page = 100_000 + 600 * points + 150 * len(PARTS) * min(config.data.vocab_size, 2000)
+    numbers = 40 * seeds * (4 * BANDS + 16)
+    # All twice while they are replaced.
+    return 2 * (200_000 + arms * (page + numbers + 8192))
+
+
+def check_disk(place: Path, needed: int) -> None:
+    """Refuse a folder on a disk with less space than a run may take.
+
+    Raises:
+        ConfigError: with both figures.
+    """
+    there = place.absolute()
+    while not there.exists():
+        there = there.parent
+    free = shutil.disk_usage(there).free
+    if needed > free:
+        raise ConfigError(
+            "workdir", str(place), f"a folder on a disk with {shown(needed)} free; there are {shown(free)}"
+        )
