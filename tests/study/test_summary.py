@@ -11,7 +11,7 @@ from tied_lm.config import override
 from tied_lm.intervals import Crossed
 from tied_lm.record.reader import open_run
 from tied_lm.study import comparison as c
-from tied_lm.study.plan import Plan
+from tied_lm.study.plan import Plan, name_of
 from tied_lm.study.verdict import verdict
 
 
@@ -69,7 +69,7 @@ def test_seeds_that_were_added_after_a_look_are_recorded(grown):
 def test_another_margin_is_another_verdict_of_the_same_runs(grown):
     place, _, before = grown
     wide = plan("compare.seeds=3", "compare.margin=50")
-    assert name_of(wide.values) == c.name_of(plan("compare.seeds=3").values)
+    assert name_of(wide.values) == name_of(plan("compare.seeds=3").values)
     metrics = [path.read_bytes() for path in sorted(place.rglob("metrics.jsonl"))]
     after = complete(place, wide)
     assert after["difference"]["outcome"] == "equal"
