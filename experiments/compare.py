@@ -15,6 +15,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     from tied_lm.study import comparison as c
     from tied_lm.study.plan import Plan, name_of
     from tied_lm.study.report import REPORT
+    from tied_lm.study.summary import read_summary
     from tied_lm.study.verdict import verdict
     from tied_lm.train.resources import check_disk, shown
 
@@ -35,7 +36,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
             c.complete(place, plan, stop, progress.start_run)
         finally:
             progress.close()
-    print(verdict(c.read_summary(place)))
+    print(verdict(read_summary(place)))
     print(f"\nPictures: {printable(str(place / REPORT))}\nTensorBoard: {tensorboard_command(place)}")
 
 

@@ -4,13 +4,15 @@ import argparse
 import json
 import textwrap
 import threading
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from experiments.command import Parser, check_path, run, set_up_jax, tell
 from tied_lm.checks import ConfigError
 from tied_lm.tokenstring import printable
+
+if TYPE_CHECKING:
+    from tied_lm.study.evaluation import Evaluated
 
 BOUNDS = {
     "tokens": (1, 10**9),
@@ -146,27 +148,28 @@ def main(arguments: list[str], stop: threading.Event) -> None:
         print(textwrap.indent(printable(stream.decode(ids.tolist()), keep="\n"), "  "))
 
 
-def _told(found: Mapping[str, Any]) -> str:
+def _told(found: "Evaluated") -> str:
     """The evaluation as text."""
-    from tied_lm.study.verdict import counted, table, with_interval
+    from tied_lm.study.verdict import table, with_interval
 
-    rows = [["loss, nats a token", with_interval(found["loss"])]]
-    if found["excess"] is not None:
-        rows.append(["above the best possible loss", with_interval(found["excess"])])
-        rows.append(["loss of the true law on these tokens", f"{found['law_loss']:.4f}"])
-    if found["perplexity"] is not None:
-        rows.append(["perplexity, exp(loss)", with_interval(found["perplexity"], digits=2)])
-    if found["bits_per_byte"] is not None:
-        rows.append(["bits per byte", with_interval(found["bits_per_byte"])])
-    rows += [[f"loss in band {name}", with_interval(values)] for name, values in found["bands"].items()]
+    rows = [["loss, nats a token", with_interval(found.eval_loss)]]
+    if found.excess is not None:
+        rows.append(["above the best possible loss", with_interval(found.excess)])
+    if found.law_loss is not None:
+        rows.append(["loss of the true law on these tokens", f"{found.law_loss:.4f}"])
+    if found.perplexity is not None:
+        rows.append(["perplexity, exp(loss)", with_interval(found.perplexity, digits=2)])
+    if found.bits_per_byte is not None:
+        rows.append(["bits per byte", with_interval(found.bits_per_byte)])
+    rows += [[f"loss in band {name}", with_interval(loss)] for name, loss in found.bands.items()]
     state = (
-        f"The body starts each sequence with the state after the {found['warm_up']} tokens before it.\n"
-        if found["warm_up"]
+        f"The body starts each sequence with the state after the {found.warm_up} tokens before it.\n"
+        if found.warm_up
         else ""
     )
     return (
-        f"Held out, {found['tokens']:,} tokens in {found['sequences']:,} sequences. In brackets the 95% t interval\n"
-        f"over {counted(found['clusters'])}, since tokens near each other are alike. It says nothing of other seeds.\n"
+        f"Held out, {found.tokens:,} tokens in {found.sequences:,} sequences. In brackets the 95% t interval\n"
+        f"over {found.clusters}, since tokens near each other are alike. It says nothing of other seeds.\n"
         f"{table(rows)}\n"
         f"{state}Band 0 holds the most frequent tokens."
     )

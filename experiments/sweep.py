@@ -32,10 +32,10 @@ def main(arguments: list[str], stop: threading.Event) -> None:
 
     from tied_lm import folder
     from tied_lm.data.documents import told
-    from tied_lm.files import write_json
     from tied_lm.study import sweep
     from tied_lm.study.plan import name_of
     from tied_lm.study.sweepreport import PAGE, sentences, table_rows, write_sweep_page
+    from tied_lm.study.sweepresults import Results, write_results
     from tied_lm.study.verdict import table
     from tied_lm.train.resources import check_disk, shown
 
@@ -64,8 +64,8 @@ def main(arguments: list[str], stop: threading.Event) -> None:
         print(f"{sum(p.is_complete() for p in points)} of {len(points)} points are complete", file=sys.stderr)
         return
     with folder.locked(place, wait=True):
-        results = sweep.results(the_sweep)
-        write_json(place / sweep.RESULTS, results)
+        results = Results.of(the_sweep)
+        write_results(place, results)
         write_sweep_page(place, results)
     print(table(table_rows(results)))
     print("\n" + "\n".join(sentences(results)))

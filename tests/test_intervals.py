@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tied_lm.intervals import COSINE, SHARE, Crossed, interval, outcome, summarize
+from tied_lm.intervals import COSINE, SHARE, Crossed, Estimate, interval, outcome, summarize
 
 
 def test_interval_of_three_values():
@@ -28,7 +28,7 @@ def test_one_seed_has_no_interval(values):
 
 
 def test_summary_of_one_seed():
-    assert summarize([1.5]) == {"mean": 1.5, "ci95": None, "per_seed": [1.5]}
+    assert summarize([1.5]) == Estimate(1.5, None, (1.5,))
 
 
 def crossed(rng, seeds, clusters, sd, repetitions=2000):
@@ -82,20 +82,20 @@ def test_the_crossed_interval_by_hand():
 
 def test_one_seed_has_the_heldout_interval_alone():
     sums = np.array([[2.0, 4.0, 9.0]])
-    found = Crossed.of(sums, np.array([2, 2, 2])).measure()
-    assert found["ci95"] is None
-    assert found["ci95_heldout"] == pytest.approx(interval((sums[0] / 2).tolist()))
+    found = Crossed.of(sums, np.array([2, 2, 2])).estimate()
+    assert found.ci95 is None
+    assert found.ci95_heldout == pytest.approx(interval((sums[0] / 2).tolist()))
     one = Crossed.of(sums, np.array([2, 2, 2])).difference(0.01, 1)
-    assert (one["outcome"], one["seeds_to_decide"], one["ci95_simultaneous"]) == (None, None, None)
+    assert (one.outcome, one.seeds_to_decide, one.ci95_simultaneous) == (None, None, None)
 
 
 def test_one_cluster_has_no_interval():
-    found = Crossed.of(np.array([[3.0], [4.0]]), np.array([2])).measure()
-    assert (found["mean"], found["ci95"], found["ci95_heldout"]) == (1.75, None, None)
+    found = Crossed.of(np.array([[3.0], [4.0]]), np.array([2])).estimate()
+    assert (found.mean, found.ci95, found.ci95_heldout) == (1.75, None, None)
 
 
 def test_an_interval_is_cut_at_the_lowest_value():
-    low, high = Crossed.of(np.array([[0.0, 1.0], [0.5, 0.1]]), np.array([1, 1])).measure(0.0)["ci95"]
+    low, high = Crossed.of(np.array([[0.0, 1.0], [0.5, 0.1]]), np.array([1, 1])).estimate(0.0).ci95
     assert low == 0 < high
 
 
@@ -145,13 +145,13 @@ def test_share_and_cosine_stay_inside_and_are_covered(seeds, scale, centre):
     covered = []
     for _ in range(2000):
         found = summarize(back(forward(centre) + rng.normal(size=seeds)), scale)
-        low, high = found["ci95"]
-        assert (0 if scale is SHARE else -1) <= low <= found["mean"] <= high <= 1
+        low, high = found.ci95
+        assert (0 if scale is SHARE else -1) <= low <= found.mean <= high <= 1
         covered.append(low <= centre <= high)
     assert 0.935 < np.mean(covered) < 0.965
 
 
 def test_values_at_a_bound_have_no_interval():
-    assert summarize([0.0, 0.0, 0.0], SHARE) == {"mean": 0.0, "ci95": None, "per_seed": [0.0, 0.0, 0.0]}
-    assert summarize([1.0, 0.5], COSINE)["ci95"] is None
-    assert summarize([0.2, 0.8], SHARE)["mean"] == pytest.approx(0.5)
+    assert summarize([0.0, 0.0, 0.0], SHARE) == Estimate(0.0, None, (0.0, 0.0, 0.0))
+    assert summarize([1.0, 0.5], COSINE).ci95 is None
+    assert summarize([0.2, 0.8], SHARE).mean == pytest.approx(0.5)

@@ -11,14 +11,57 @@ from scipy import special, stats
 
 MOST_SEEDS = 1000  # that are thought of when asking how many would be enough
 
+Ends = tuple[float, float]  # of an interval, low and high
 
-def interval(values: Sequence[float]) -> list[float] | None:
-    """The 95% t interval of the mean, [low, high]; None for fewer than two values."""
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds, its 95% interval over them (None where there is none), and the values, None if undefined."""
+
+    mean: float
+    ci95: Ends | None
+    per_seed: tuple[float | None, ...]
+
+    @property
+    def shown(self) -> Ends | None:
+        """The interval that people are shown."""
+        return self.ci95
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldoutEstimate(Estimate):
+    """A mean over seeds and held-out tokens: `ci95` is over both, `ci95_heldout` over the tokens alone. The second is
+    shown where one seed gives no other."""
+
+    ci95_heldout: Ends | None = None
+
+    @property
+    def shown(self) -> Ends | None:
+        return self.ci95 or self.ci95_heldout
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference(HeldoutEstimate):
+    """A mean of differences to a baseline. `ci95_simultaneous` holds together with those of other differences, and
+    `outcome` goes by it; both are None with one seed. `seeds_to_decide` make it narrower than the margin, so that it
+    cannot hold both 0 and the margin; None where no number of seeds does."""
+
+    ci95_simultaneous: Ends | None = None
+    outcome: str | None = None  # see `outcome`
+    seeds_to_decide: int | None = None
+
+    @property
+    def shown(self) -> Ends | None:
+        return self.ci95_simultaneous or self.ci95_heldout
+
+
+def interval(values: Sequence[float]) -> Ends | None:
+    """The 95% t interval of the mean; None for fewer than two values."""
     if len(values) < 2:
         return None
     half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values))
     mean = float(np.mean(values))
-    return [mean - float(half), mean + float(half)]
+    return mean - float(half), mean + float(half)
 
 
 Scale = tuple[Callable[[Any], Any], Callable[[Any], Any]]
@@ -26,7 +69,7 @@ SHARE: Scale = (special.logit, special.expit)
 COSINE: Scale = (np.arctanh, np.tanh)  # Fisher's z
 
 
-def summarize(values: Sequence[float], scale: Scale | None = None) -> dict[str, Any]:
+def summarize(values: Sequence[float], scale: Scale | None = None) -> Estimate:
     """Mean, 95% t interval, and the value of each seed; of the values that are defined, None for the others.
 
     Args:
@@ -35,20 +78,16 @@ def summarize(values: Sequence[float], scale: Scale | None = None) -> dict[str, 
             the mean is that of the values.
     """
     defined = np.array([value for value in values if not math.isnan(value)])
-    per_seed = [None if math.isnan(value) else float(value) for value in values]
+    per_seed = tuple(None if math.isnan(value) else float(value) for value in values)
     if scale is None:
-        return {"mean": float(np.mean(defined)), "ci95": interval(defined.tolist()), "per_seed": per_seed}
+        return Estimate(float(np.mean(defined)), interval(defined.tolist()), per_seed)
     forward, back = scale
     with np.errstate(divide="ignore"):
         scaled = forward(defined)
     if not np.isfinite(scaled).all():
-        return {"mean": float(np.mean(defined)), "ci95": None, "per_seed": per_seed}
+        return Estimate(float(np.mean(defined)), None, per_seed)
     ends = interval(scaled.tolist())
-    return {
-        "mean": float(back(np.mean(scaled))),
-        "ci95": None if ends is None else [float(back(end)) for end in ends],
-        "per_seed": per_seed,
-    }
+    return Estimate(float(back(np.mean(scaled))), ends and (float(back(ends[0])), float(back(ends[1]))), per_seed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +103,7 @@ class Crossed:
     """
 
     mean: float
-    per_seed: tuple[float, ...]
+    per_seed: tuple[float | None, ...]
     clusters: int
     seed_variance: float  # V_s, of one seed
     cluster_variance: float  # (V_j + V_sj / S) / J, of the mean
@@ -90,6 +129,20 @@ class Crossed:
             seed_variance = max(float(np.var(of_seed_S, ddof=1) - rest / clusters), 0.0)
         cluster_variance = float(np.var(of_cluster_J, ddof=1)) / clusters if clusters > 1 else math.nan
         return cls(mean, tuple(per_seed.tolist()), clusters, seed_variance, cluster_variance)
+
+    @classmethod
+    def of_estimate(cls, estimate: HeldoutEstimate, clusters: int) -> "Crossed":
+        """What an estimate was made of, as far as its two intervals tell; they were cut nowhere."""
+
+        def half(ends: Ends | None) -> float:
+            return math.nan if ends is None else (ends[1] - ends[0]) / 2
+
+        heldout, seeds, seed_variance = half(estimate.ci95_heldout), len(estimate.per_seed), 0.0
+        if seeds > 1:
+            of_seeds = max(half(estimate.ci95) ** 2 - heldout**2, 0.0)
+            seed_variance = seeds * of_seeds / stats.t.ppf(0.975, seeds - 1) ** 2
+        cluster_variance = (heldout / stats.t.ppf(0.975, clusters - 1)) ** 2 if clusters > 1 else math.nan
+        return cls(estimate.mean, estimate.per_seed, clusters, float(seed_variance), float(cluster_variance))
 
     def half_width(self, intervals: int = 1, seeds: int | None = None) -> float:
         """Of the 95% interval; NaN with one seed or one cluster.
@@ -118,32 +171,26 @@ class Crossed:
         enough = (seeds for seeds in range(2, MOST_SEEDS) if self.half_width(intervals, seeds) <= half_width)
         return next(enough, None)
 
-    def ends(self, half: float, lowest: float = -math.inf) -> list[float] | None:
+    def ends(self, half: float, lowest: float = -math.inf) -> Ends | None:
         """The mean less and plus a half width, cut at the lowest possible value; None if it is NaN."""
-        return None if math.isnan(half) else [max(self.mean - half, lowest), self.mean + half]
+        return None if math.isnan(half) else (max(self.mean - half, lowest), self.mean + half)
 
-    def measure(self, lowest: float = -math.inf) -> dict[str, Any]:
-        """Mean, interval over seeds and clusters, interval over the clusters alone, and the values of the seeds."""
-        return {
-            "mean": self.mean,
-            "ci95": self.ends(self.half_width(), lowest),
-            "ci95_heldout": self.ends(self.heldout_half_width(), lowest),
-            "per_seed": list(self.per_seed),
-        }
+    def estimate(self, lowest: float = -math.inf) -> HeldoutEstimate:
+        """The mean with its intervals, cut at the lowest possible value."""
+        both, heldout = self.ends(self.half_width(), lowest), self.ends(self.heldout_half_width(), lowest)
+        return HeldoutEstimate(self.mean, both, self.per_seed, heldout)
 
-    def difference(self, margin: float, intervals: int) -> dict[str, Any]:
-        """The same for a difference to a baseline, with the interval that holds together with others, and what it says.
+    def difference(self, margin: float, intervals: int) -> Difference:
+        """The mean as a difference to a baseline.
 
-        `outcome` is None with one seed. `seeds_to_decide` makes the interval narrower than the margin, so that it
-        cannot hold both 0 and the margin; None where no number of seeds does.
+        Args:
+            margin: the difference that matters.
+            intervals: how many hold at once.
         """
-        half = self.half_width(intervals)
-        ends = self.ends(half)
-        return self.measure() | {
-            "ci95_simultaneous": ends,
-            "outcome": None if ends is None else outcome(ends[0], ends[1], margin),
-            "seeds_to_decide": self.seeds_for(margin / 2, intervals) if len(self.per_seed) > 1 else None,
-        }
+        ends = self.ends(self.half_width(intervals))
+        seeds = self.seeds_for(margin / 2, intervals) if len(self.per_seed) > 1 else None
+        said = None if ends is None else outcome(*ends, margin)
+        return Difference(**vars(self.estimate()), ci95_simultaneous=ends, outcome=said, seeds_to_decide=seeds)
 
 
 def outcome(low: float, high: float, margin: float) -> str:

@@ -1,11 +1,13 @@
 """Warnings of the verdict, each with its figure."""
 
+import dataclasses
 import math
 
 import numpy as np
 import pytest
 
 from tests import tiny
+from tests.study.summaries import summary
 from tied_lm import open_run
 from tied_lm.study.caveats import caveats
 from tied_lm.study.verdict import conclusions
@@ -76,21 +78,15 @@ def test_the_sentences_stand_in_the_verdict_of_a_run(tmp_path):
     first = open_run(tmp_path / "run").scalars("loss/eval")[0]
     assert found[0].startswith(f"tied starts at a held-out loss of {first:.2f} nats, far above the 3.00 of")
     assert found[-1].startswith("tied ends at a held-out loss of ")
-    optimizer = {"name": "adam", "schedule": "constant", "learning_rate": 0.05, "vocab_learning_rate": 0.1}
-    arm = {"caveats": found, "optimizer": optimizer, "highest_rate": 0.04, "steps": 4}
-    summary = {
-        "arms": {"tied": arm},
-        "differences": {},
-        "baseline": "untied",
-        "diverged": {},
-        "match": {"arms": {}},
-        "entropy": None,
-        "seeds": [0],
-        "eval_tokens": 23,
-        "clusters": {"kind": "sequence", "count": 5},
-        "arms_differ_in": [],
+    optimizer = dataclasses.replace(config.optimizer, vocab_learning_rate=0.1)
+    made = summary((0.005, 0.015))
+    arms = {
+        "tied": dataclasses.replace(
+            made.arms["tied"], caveats=tuple(found), optimizer=optimizer, highest_rate=0.04, steps=4
+        )
     }
-    told = conclusions(summary)
+    made = dataclasses.replace(made, arms=arms, differences={}, entropy=None)
+    told = conclusions(made)
     assert [sentence for sentence in told if sentence in found] == found
     assert "constant learning rate up to 0.04 (0.08 for the vocabulary), 4 updates" in told[-1]
     assert highest_rate(config.optimizer, 4) == pytest.approx(0.05)

@@ -69,12 +69,12 @@ def test_intervals_cover_the_exact_values(pool, seeds):
         chosen = rng.choice(POOL, seeds, replace=False)  # a comparison never has a seed twice
         tied, untied = (heldout(tables[name], law, chosen, tokens[:, :-1], tokens[:, 1:]) for name in tables)
         truths = {
-            "loss": (tied.measures(False)["eval_loss"], exact["tied"]),
-            "excess": (tied.measures(False)["excess"], exact["tied"] - entropy),
-            "difference": (tied.less(untied).measure(), exact["tied"] - exact["untied"]),
+            "loss": (tied.measures(False).eval_loss, exact["tied"]),
+            "excess": (tied.measures(False).excess, exact["tied"] - entropy),
+            "difference": (tied.less(untied).estimate(), exact["tied"] - exact["untied"]),
         }
         for name, (found, truth) in truths.items():
-            low, high = found["ci95"]
+            low, high = found.ci95
             covered[name].append(low <= truth <= high)
         low, high = interval(tied.less(untied).per_seed)
         over_seeds_alone.append(low <= truths["difference"][1] <= high)

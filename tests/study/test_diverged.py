@@ -8,6 +8,7 @@ from tests import tiny
 from tied_lm.config import override
 from tied_lm.study import comparison as c
 from tied_lm.study.plan import Plan
+from tied_lm.study.summary import read_summary
 from tied_lm.study.verdict import verdict
 from tied_lm.train.loop import Interrupted
 
@@ -34,7 +35,7 @@ def complete(place, values, stop=False, start=start_none):
     plan = Plan.of(values)
     c.check_folder(place, plan.values)
     c.complete(place, plan, event, start)
-    return plan, c.read_summary(place)
+    return plan, read_summary(place)
 
 
 def words(summary):
@@ -43,11 +44,11 @@ def words(summary):
 
 def test_the_other_arms_are_finished_and_reported(wild, tmp_path):
     plan, summary = complete(tmp_path, wild)
-    assert list(summary["arms"]) == ["tied", "untied"]
-    assert list(summary["differences"]) == ["tied"]
-    (wild_arm,) = summary["diverged"].values()
-    assert wild_arm["parameters"] == 20 * 4
-    assert "no longer finite" in wild_arm["reason"]
+    assert list(summary.arms) == ["tied", "untied"]
+    assert list(summary.differences) == ["tied"]
+    (wild_arm,) = summary.diverged.values()
+    assert wild_arm.parameters == 20 * 4
+    assert "no longer finite" in wild_arm.reason
     assert "wild diverged, so it has no result: " in words(summary)
     assert ["wild", "80", "diverged", "-", "-"] in [line.split() for line in verdict(summary).splitlines()]
     assert "<td>diverged</td>" in (tmp_path / "report.html").read_text()
@@ -78,16 +79,16 @@ def test_an_interrupted_one_is_continued_and_takes_more_seeds(wild, tmp_path):
     assert not c.is_complete(tmp_path, Plan.of(wild))
     _, summary = complete(tmp_path, wild, start=start)
     assert "wild" not in {arm for arm, _ in started}
-    assert [len(arm["eval_loss"]["per_seed"]) for arm in summary["arms"].values()] == [3, 3]
-    assert list(summary["diverged"]) == ["wild"]
+    assert [len(arm.eval_loss.per_seed) for arm in summary.arms.values()] == [3, 3]
+    assert list(summary.diverged) == ["wild"]
 
 
 def test_without_the_baseline_the_losses_stand_for_themselves(wild, tmp_path):
     wild["compare"]["baseline"] = "wild"
     _, summary = complete(tmp_path, wild)
-    assert list(summary["arms"]) == ["tied", "untied"]
-    assert summary["differences"] == {}
-    assert summary["difference"] is None
+    assert list(summary.arms) == ["tied", "untied"]
+    assert summary.differences == {}
+    assert summary.difference is None
     told = words(summary)
     assert "there is no difference to tell" in told
     assert "set compare.baseline = tied | untied." in told
@@ -101,9 +102,9 @@ def test_every_arm_may_diverge(wild, tmp_path):
     for arm in ("tied", "untied"):
         wild["compare"]["arms"][arm] = f"model.tying={arm} {DIVERGE}"
     plan, summary = complete(tmp_path, wild)
-    assert summary["arms"] == {}
-    assert summary["entropy"] is not None
-    assert list(summary["diverged"]) == ["tied", "untied"]
+    assert summary.arms == {}
+    assert summary.entropy is not None
+    assert list(summary.diverged) == ["tied", "untied"]
     assert "It holds for" not in words(summary)
     assert (tmp_path / "report.html").exists()
     assert c.is_complete(tmp_path, plan)

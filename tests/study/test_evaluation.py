@@ -9,6 +9,7 @@ from scipy.special import log_softmax
 from tests import tiny
 from tied_lm.data.toy import ToyStream
 from tied_lm.study.evaluation import evaluate
+from tied_lm.study.heldout import ClusterCount
 from tied_lm.train.build import build_stream
 from tied_lm.train.loop import evaluation_scalars
 
@@ -39,40 +40,40 @@ def test_whole_sequences_give_the_t_interval_of_their_means(monkeypatch):
     trainer, params = tiny.trainer_of(CONFIG), tiny.trajectory(CONFIG)[30].params
     found = evaluate(trainer, params, build_stream(CONFIG), 35)  # 7 sequences, half a batch at the end
     nll, excess, targets = per_sequence(CONFIG, params, 7)
-    assert (found["tokens"], found["sequences"]) == (35, 7)
-    assert found["loss"]["mean"] == pytest.approx(nll.mean(), rel=1e-5)
-    assert found["loss"]["ci95_heldout"] == pytest.approx(t_interval(nll.mean(axis=1)), rel=1e-5)
-    assert found["excess"]["mean"] == pytest.approx(excess.mean(), rel=1e-4)
-    assert found["excess"]["ci95_heldout"] == pytest.approx(t_interval(excess.mean(axis=1)), rel=1e-3)
-    assert found["perplexity"]["mean"] == pytest.approx(np.exp(nll.mean()), rel=1e-5)
-    assert found["perplexity"]["ci95_heldout"] == pytest.approx(np.exp(t_interval(nll.mean(axis=1))), rel=1e-4)
+    assert (found.tokens, found.sequences) == (35, 7)
+    assert found.eval_loss.mean == pytest.approx(nll.mean(), rel=1e-5)
+    assert found.eval_loss.ci95_heldout == pytest.approx(t_interval(nll.mean(axis=1)), rel=1e-5)
+    assert found.excess.mean == pytest.approx(excess.mean(), rel=1e-4)
+    assert found.excess.ci95_heldout == pytest.approx(t_interval(excess.mean(axis=1)), rel=1e-3)
+    assert found.perplexity.mean == pytest.approx(np.exp(nll.mean()), rel=1e-5)
+    assert found.perplexity.ci95_heldout == pytest.approx(np.exp(t_interval(nll.mean(axis=1))), rel=1e-4)
     bands = np.asarray(trainer.bands)[targets]
-    for band, values in found["bands"].items():
-        assert values["mean"] == pytest.approx(nll[bands == int(band)].mean(), rel=1e-5)
-    assert set(found["bands"]) == set(map(str, np.unique(bands)))
+    for band, values in found.bands.items():
+        assert values.mean == pytest.approx(nll[bands == int(band)].mean(), rel=1e-5)
+    assert set(found.bands) == set(map(str, np.unique(bands)))
     one = evaluate(trainer, params, build_stream(CONFIG), 1)
-    assert {band for band, values in one["bands"].items() if values is not None} == {str(bands[0, 0])}
-    assert one["bands"].keys() == found["bands"].keys()
+    assert {band for band, values in one.bands.items() if values is not None} == {str(bands[0, 0])}
+    assert one.bands.keys() == found.bands.keys()
 
 
 def test_the_loss_is_that_of_the_run():
     trainer, params, stream = tiny.trainer_of(CONFIG), tiny.trajectory(CONFIG)[39].params, build_stream(CONFIG)
     found = evaluate(trainer, params, stream, 23)
     scalars = evaluation_scalars(jax.device_get(trainer.evaluate(params, stream, 23)), stream)
-    assert found["loss"]["mean"] == pytest.approx(scalars["loss/eval"], rel=1e-12)
-    assert found["sequences"] == 5  # the last of three tokens
-    assert found["perplexity"] is None  # it means nothing for this stream
-    assert found["bits_per_byte"] is None
+    assert found.eval_loss.mean == pytest.approx(scalars["loss/eval"], rel=1e-12)
+    assert found.sequences == 5  # the last of three tokens
+    assert found.perplexity is None  # it means nothing for this stream
+    assert found.bits_per_byte is None
 
 
 def test_text_has_no_excess_and_one_sequence_no_interval(tmp_path):
     config = tiny.write_letters(tmp_path)
     trainer, stream = tiny.trainer_of(config), build_stream(config)
     found = evaluate(trainer, trainer.init(np.uint32(0)).params, stream, 5)
-    assert found["excess"] is None
-    assert found["sequences"] == 1
-    assert found["loss"]["ci95_heldout"] is None
-    assert found["bits_per_byte"]["mean"] == pytest.approx(found["loss"]["mean"] / np.log(2))  # a token is a byte
+    assert found.excess is None
+    assert found.sequences == 1
+    assert found.eval_loss.ci95_heldout is None
+    assert found.bits_per_byte.mean == pytest.approx(found.eval_loss.mean / np.log(2))  # a token is a byte
 
 
 def test_a_state_that_is_carried_on_makes_a_row_of_the_batches_one_sequence(tmp_path):
@@ -82,5 +83,5 @@ def test_a_state_that_is_carried_on_makes_a_row_of_the_batches_one_sequence(tmp_
     found = evaluate(trainer, params, stream, 60)  # 4 batches of 3 rows
     sums = jax.device_get(trainer.evaluate(params, stream.heldout_ahead(60), 60))
     rows = np.asarray(sums.nll, np.float64).sum(axis=1).reshape(4, 3).sum(axis=0) / 20
-    assert found["clusters"] == {"kind": "lane", "count": 3}
-    assert found["loss"]["ci95_heldout"] == pytest.approx(t_interval(rows), rel=1e-9)
+    assert found.clusters == ClusterCount("lane", 3)
+    assert found.eval_loss.ci95_heldout == pytest.approx(t_interval(rows), rel=1e-9)

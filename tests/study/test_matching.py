@@ -1,7 +1,6 @@
 """Arms of the baseline's size."""
 
 import dataclasses
-import json
 
 import pytest
 
@@ -9,7 +8,7 @@ from tests import tiny
 from tied_lm.checks import ConfigError
 from tied_lm.config import build_comparison, override
 from tied_lm.model.embedding import count_parameters
-from tied_lm.study.matching import match
+from tied_lm.study.matching import Matching, match
 from tied_lm.study.plan import Plan
 from tied_lm.train.build import build_model
 
@@ -26,13 +25,13 @@ def total(config):
 
 def test_by_width_nothing_changes(values):
     before = comparison(values, "compare.match=width")
-    assert match(before) == (before, {"rule": "width", "arms": {}})
+    assert match(before) == (before, Matching("width", {}))
 
 
 def test_a_tied_arm_without_a_body_gets_twice_the_width(values):
     before = comparison(values)
     after, done = match(before)
-    assert done == {"rule": "parameters", "arms": {"tied": {"model.features": [32, 64], "parameters": [8192, 16384]}}}
+    assert done == Matching("parameters", {"tied": {"model.features": (32, 64), "parameters": (8192, 16384)}})
     assert after.arms["untied"] == before.arms["untied"]
     assert after.arms["tied"].model == dataclasses.replace(before.arms["tied"].model, features=64)
     assert total(after.arms["tied"]) == total(after.arms["untied"]) == 2 * 256 * 32
@@ -48,9 +47,9 @@ def test_features_and_width_of_an_mlp_come_within_one_percent(values, baseline, 
     sizes = (f"data.vocab_size={v}", f"model.features={d}", "model.body=mlp", f"compare.baseline={baseline}")
     after, done = match(comparison(values, *sizes))
     target = mlp_parameters(v, d, 4 * d, 1 if baseline == "tied" else 2)
-    (name,) = done["arms"]
+    (name,) = done.arms
     assert name != baseline
-    changes, config = done["arms"][name], after.arms[name]
+    changes, config = done.arms[name], after.arms[name]
     width = config.body["width"] or 4 * config.model.features
     assert changes["parameters"][1] == mlp_parameters(v, config.model.features, width, 1 if name == "tied" else 2)
     assert abs(changes["parameters"][1] - target) <= 0.01 * target
@@ -60,7 +59,7 @@ def test_features_and_width_of_an_mlp_come_within_one_percent(values, baseline, 
 
 def test_features_alone_where_they_do(values):
     _, done = match(comparison(values, "model.body=mlp", "data.vocab_size=50000", "model.features=512"))
-    assert "body.width" not in done["arms"]["tied"]
+    assert "body.width" not in done.arms["tied"]
 
 
 def test_the_widths_are_the_nearest_there_are(values):
@@ -81,14 +80,12 @@ def test_heads_that_do_not_divide_the_width_are_passed_over(values):
     features = after.arms["tied"].model.features
     assert features > 60
     assert features % 6 == 0
-    assert abs(done["arms"]["tied"]["parameters"][1] - total(after.arms["untied"])) <= 0.01 * total(
-        after.arms["untied"]
-    )
+    assert abs(done.arms["tied"]["parameters"][1] - total(after.arms["untied"])) <= 0.01 * total(after.arms["untied"])
 
 
 def test_a_model_that_changes_counts_as_what_it_becomes(values):
     after, done = match(comparison(values, "compare.arms.tied=model.tying=late_untie"))
-    assert done["arms"] == {}
+    assert done.arms == {}
     assert after.arms["tied"].model.features == 32
 
 
@@ -112,4 +109,4 @@ def test_the_resolved_arms_are_planned_and_found_again(values):
     assert first.values == second.values
     assert first.comparison == second.comparison
     assert first.values["compare"]["match"] == "parameters"
-    assert json.loads(json.dumps(first.matched)) == first.matched
+    assert first.matched.arms["tied"]["model.features"] == (4, 8)

@@ -56,16 +56,16 @@ def test_the_interval_and_the_test_say_the_same():
 def test_few_seeds_describe(seeds):
     a, b = draw(np.random.default_rng(0), seeds, 3, 1)
     found = difference(a - 100, b)
-    assert found["ci95"] is None
-    assert found["mean"] == pytest.approx((at_own_best(a - 100) - at_own_best(b)).mean())
+    assert found.ci95 is None
+    assert found.mean == pytest.approx((at_own_best(a - 100) - at_own_best(b)).mean())
 
 
 def test_what_was_measured_where_the_other_arm_diverged_has_no_interval():
     a, b = draw(np.random.default_rng(0), 6, 3, 1)
     a[2], b[2] = np.inf, 50.0  # never chosen
-    assert difference(a, b)["ci95"] == pytest.approx(interval(a[:2], b[:2]))
+    assert difference(a, b).ci95 == pytest.approx(interval(a[:2], b[:2]))
     b[2] = -50.0
-    assert difference(a, b)["ci95"] is None
+    assert difference(a, b).ci95 is None
 
 
 def test_equal_arms_have_an_interval_of_nothing():

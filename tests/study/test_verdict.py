@@ -1,71 +1,25 @@
 """The sentences and the table of the verdict."""
 
+from dataclasses import replace
+
 import pytest
 
-from tied_lm.intervals import outcome
+from tests.study.summaries import estimate, summary, with_arms
+from tied_lm.study.matching import Matching
 from tied_lm.study.verdict import conclusions, verdict, with_interval
-
-OPTIMIZER = {"name": "adam", "schedule": "cosine", "learning_rate": 0.01, "vocab_learning_rate": 0.0}
-
-
-def values(mean, ci95=None):
-    return {"mean": mean, "ci95": ci95, "per_seed": [mean]}
-
-
-def arm(parameters, loss, tied):
-    account = {"vocabulary": parameters, "body": 0, "saved": 100 * tied, "parameter_bytes": 400, "optimizer_bytes": 804}
-    split = {"share": values(0.2), "cosine": values(-0.5)}
-    band = {"rows": 10, "frequency": 1.0, "loss": values(loss)}
-    return {
-        "parameters": parameters,
-        "account": account,
-        "tied": tied,
-        "eval_loss": values(loss),
-        "excess": values(loss - 4.0),
-        "clipped": 0.25,
-        "split": split if tied else None,
-        "bands": {"0": band | (split if tied else {})},
-        "optimizer": OPTIMIZER,
-        "steps": 1000,
-    }
-
-
-def difference(mean, ci95, seeds_to_decide=40):
-    said = None if ci95 is None else outcome(*ci95, 0.01)
-    # The unadjusted interval is another one, which no sentence shows.
-    more = {"ci95_simultaneous": ci95, "ci95_heldout": [-9, 9], "outcome": said, "seeds_to_decide": seeds_to_decide}
-    return values(mean, None if ci95 is None else [-7, 7]) | more
-
-
-def summary(ci95, mean=0.01, seeds=5, **decided):
-    return {
-        "entropy": 4.0,
-        "law_loss": 4.01,
-        "arms": {"tied": arm(100, 4.2 + mean, True), "untied": arm(200, 4.2, False)},
-        "baseline": "untied",
-        "differences": {"tied": {"eval_loss": difference(mean, ci95, **decided)}},
-        "seeds": list(range(seeds)),
-        "margin": 0.01,
-        "looks": [seeds],
-        "clusters": {"kind": "block", "count": 32},
-        "eval_tokens": 65536,
-        "probe_tokens": 32768,
-        "arms_differ_in": ["model.tying"],
-        "match": {"rule": "width", "arms": {}},
-    }
 
 
 @pytest.mark.parametrize(
     ("ci95", "mean", "words"),
     [
-        ([0.011, 0.019], 0.015, "tied is worse than untied here, by more than 0.01 nats: tied - untied = +0.0150 ["),
-        ([-0.03, -0.015], -0.02, "tied is better than untied here, by more than 0.01 nats: tied - untied = -0.0200 ["),
-        ([0.005, 0.015], 0.01, "The loss of tied is above that of untied here, perhaps by less than matters (0.01"),
-        ([-0.015, -0.005], -0.01, "The loss of tied is below that of untied here, perhaps by less than matters"),
-        ([-0.004, 0.008], 0.002, "tied and untied are equal for practical purposes here, within 0.01 nats"),
-        ([-3.1e-7, -2.9e-7], -3e-7, "tied - untied = -0.00000030 [-0.00000031, -0.00000029] nats a token"),
-        ([-0.01, 0.03], 0.01, "not told apart here: tied - untied = +0.0100 [-0.0100, +0.0300] nats a token"),
-        ([-1.5, 1.5], 0.0, "A difference beyond 1.5 nats would have been seen; about 40 seeds"),
+        ((0.011, 0.019), 0.015, "tied is worse than untied here, by more than 0.01 nats: tied - untied = +0.0150 ["),
+        ((-0.03, -0.015), -0.02, "tied is better than untied here, by more than 0.01 nats: tied - untied = -0.0200 ["),
+        ((0.005, 0.015), 0.01, "The loss of tied is above that of untied here, perhaps by less than matters (0.01"),
+        ((-0.015, -0.005), -0.01, "The loss of tied is below that of untied here, perhaps by less than matters"),
+        ((-0.004, 0.008), 0.002, "tied and untied are equal for practical purposes here, within 0.01 nats"),
+        ((-3.1e-7, -2.9e-7), -3e-7, "tied - untied = -0.00000030 [-0.00000031, -0.00000029] nats a token"),
+        ((-0.01, 0.03), 0.01, "not told apart here: tied - untied = +0.0100 [-0.0100, +0.0300] nats a token"),
+        ((-1.5, 1.5), 0.0, "A difference beyond 1.5 nats would have been seen; about 40 seeds"),
         (None, 0.01, "from one seed: there is no interval over seeds"),
     ],
 )
@@ -79,12 +33,12 @@ def test_the_first_sentence_says_what_the_interval_allows(ci95, mean, words):
 
 
 def test_where_no_number_of_seeds_would_decide():
-    sentence = conclusions(summary([-0.5, 0.5], 0.0, seeds_to_decide=None))[0]
+    sentence = conclusions(summary((-0.5, 0.5), 0.0, seeds_to_decide=None))[0]
     assert "raise data.eval_tokens, or hold out more text" in sentence
 
 
 def test_the_law_and_the_conditions_are_told():
-    _, law, conditions = conclusions(summary([0.005, 0.015]))
+    _, law, conditions = conclusions(summary((0.005, 0.015)))
     assert "the true law has a loss of 4.0100 nats (its entropy is 4.0000)" in law
     assert "tied by 0.2100, untied by 0.2000 nats" in law
     for words in ("adam", "0.01", "1,000 updates", "5 seeds", "65,536", "32 held-out blocks of windows", "model.tying"):
@@ -92,38 +46,39 @@ def test_the_law_and_the_conditions_are_told():
 
 
 def test_the_intervals_say_what_they_cover():
-    assert "95% interval over 5 seeds and 32 held-out blocks of windows.\n" in verdict(summary([0.005, 0.015]))
+    assert "95% interval over 5 seeds and 32 held-out blocks of windows.\n" in verdict(summary((0.005, 0.015)))
     alone = verdict(summary(None, seeds=1))
     assert "over 32 held-out blocks of windows alone: it says nothing of other seeds." in alone
     assert "[-9.0000, +9.0000]" in alone
-    many = summary([0.005, 0.015])
-    many["arms"]["wide"], many["differences"]["wide"] = many["arms"]["tied"], many["differences"]["tied"]
+    many = summary((0.005, 0.015))
+    arms, differences = ({**of, "wide": of["tied"]} for of in (many.arms, many.differences))
+    many = replace(many, arms=arms, differences=differences)
     assert "those of the differences hold all at once" in verdict(many)
 
 
 def test_a_look_before_seeds_were_added_is_told():
-    looked = conclusions(summary([0.005, 0.015]) | {"looks": [3, 5]})
+    looked = conclusions(replace(summary((0.005, 0.015)), looks=(3, 5)))
     assert any("looked at once, with 3: " in sentence for sentence in looked)
-    assert not any("looked at" in sentence for sentence in conclusions(summary([0.005, 0.015])))
+    assert not any("looked at" in sentence for sentence in conclusions(summary((0.005, 0.015))))
 
 
 @pytest.mark.parametrize(
     ("mean", "ci95", "shown"),
     [
-        (-3e-7, [-4e-7, 1e-9], "-0.00000030 [-0.00000040, +0.00000000]"),
+        (-3e-7, (-4e-7, 1e-9), "-0.00000030 [-0.00000040, +0.00000000]"),
         (-3e-9, None, "-3.0e-09"),
-        (0.0, [-0.00001, 0.1], "+0.0000 [+0.0000, +0.1000]"),
+        (0.0, (-0.00001, 0.1), "+0.0000 [+0.0000, +0.1000]"),
         (12.5, None, "+12.5000"),
     ],
 )
 def test_figures_have_enough_digits(mean, ci95, shown):
-    assert with_interval(values(mean, ci95), "+") == shown
+    assert with_interval(estimate(mean, ci95), "+") == shown
 
 
 @pytest.mark.parametrize(("before", "word"), [(90, "widened"), (110, "narrowed")])
 def test_what_was_matched_is_told(before, word):
-    changes = {"model.features": [32, 64], "body.width": [0, 130], "parameters": [before, 100]}
-    matched = summary([0.005, 0.015]) | {"match": {"rule": "parameters", "arms": {"tied": changes}}}
+    changes = {"model.features": (32, 64), "body.width": (0, 130), "parameters": (before, 100)}
+    matched = replace(summary((0.005, 0.015)), match=Matching("parameters", {"tied": changes}))
     sentence = f"the parameters of untied within 1%, tied was {word}: model.features 32 -> 64, body.width 0 -> 130."
     assert f"To match {sentence}" in conclusions(matched)
     told = " ".join(verdict(matched).split())
@@ -131,23 +86,20 @@ def test_what_was_matched_is_told(before, word):
     # Nothing is saved against a model of another width, and size is no reason to prefer one of equals.
     assert "its number of parameters matched within 1%" in told
     assert "fewer than two matrices have" not in told
-    assert "prefer it" not in " ".join(conclusions(summary([-0.005, 0.015]) | {"match": matched["match"]}))
+    assert "prefer it" not in " ".join(conclusions(replace(summary((-0.005, 0.015)), match=matched.match)))
 
 
 def test_text_has_no_entropy():
-    without = summary([0.005, 0.015]) | {"entropy": None}
-    for one in without["arms"].values():
-        one["excess"] = None
+    without = replace(with_arms(summary((0.005, 0.015)), excess=None), entropy=None)
     assert len(conclusions(without)) == 2
     assert "entropy" not in verdict(without)
 
 
 def test_what_the_loss_amounts_to_is_told_where_it_means_something():
-    with_both = summary([0.005, 0.015])
+    with_both = summary((0.005, 0.015))
     assert "perplexity" not in verdict(with_both)  # as in the summaries of older folders
-    for one in with_both["arms"].values():
-        one |= {"perplexity": values(74.25), "bits_per_byte": values(1.5, [1.4, 1.6]), "excess": None}
-    text = verdict(with_both | {"entropy": None})
+    with_both = with_arms(with_both, perplexity=estimate(74.25), bits_per_byte=estimate(1.5, (1.4, 1.6)), excess=None)
+    text = verdict(replace(with_both, entropy=None))
     header, tied, _ = text.splitlines()[1:4]
     assert header.split() == [
         "arm",
@@ -165,14 +117,15 @@ def test_what_the_loss_amounts_to_is_told_where_it_means_something():
 
 
 def test_an_empty_band_is_readable():
-    one = summary([0.005, 0.015])
-    one["arms"]["tied"]["bands"]["unseen"] = one["arms"]["tied"]["bands"]["0"] | {"loss": None, "frequency": 0.0}
+    one = summary((0.005, 0.015))
+    bands = one.arms["tied"].bands
+    bands["unseen"] = replace(bands["0"], loss=None, frequency=0.0)
     (line,) = [line for line in verdict(one).splitlines() if line.startswith("  unseen")]
     assert line.split()[:4] == ["unseen", "10", "0.0%", "-"]
 
 
 def test_the_table_holds_the_account_and_the_bands_of_the_tied_arm_alone():
-    text = verdict(summary([0.005, 0.015]))
+    text = verdict(summary((0.005, 0.015)))
     for words in (
         "100 fewer than two matrices have",
         "400 B and 804 B of optimizer state",

@@ -16,7 +16,7 @@ from jaxtyping import Int
 from tied_lm.checks import ConfigError, choose
 from tied_lm.config import Data
 from tied_lm.data import cache
-from tied_lm.data.documents import Document, Split, read_split
+from tied_lm.data.documents import Account, Document, Split, read_split
 from tied_lm.data.tokenizers import TOKENIZERS, Tokenizer
 
 FORMAT = 3  # of what is kept; a higher one leaves older ones alone
@@ -81,7 +81,7 @@ class Corpus(NamedTuple):
     counts_V: Int[np.ndarray, "V"]  # in the training part
     heldout_ends: Int[np.ndarray, "F"]  # where each held-out file ends, in tokens
     content: dict[str, Any]  # what the config does not say of the text
-    about: dict[str, Any]  # how it was split, for people
+    about: Account
 
 
 def id_dtype(vocab_size: int) -> np.dtype:
@@ -145,25 +145,22 @@ def _content(split: Split, tokens: Sequence[Tokens]) -> dict[str, Any]:
     }
 
 
-def _about(
-    split: Split, tokens: Sequence[Tokens], counts_2xV: Int[np.ndarray, "2 V"], unknown: int | None
-) -> dict[str, Any]:
-    """How the text is split: numbers of files, tokens and rows; what was dropped, and what was left out."""
+def _about(split: Split, tokens: Sequence[Tokens], counts_2xV: Int[np.ndarray, "2 V"], unknown: int | None) -> Account:
     train, heldout = (part.size for part in tokens)
     shares = None
     if unknown is not None:
-        shares = [float(counts_V[unknown] / max(1, counts_V.sum())) for counts_V in counts_2xV]
-    return {
-        "files": split.files,
-        "tokens_train": train,
-        "tokens_heldout": heldout,
-        "share_heldout": heldout / max(1, train + heldout),
-        "share_unknown": shares,  # of the training and of the held-out tokens
-        "rows": counts_2xV.shape[1],
-        "rows_never_seen": int((counts_2xV[0] == 0).sum()),
-        "duplicates_dropped": split.duplicates,
-        "left_out": {reason: len(files) for reason, files in split.left_out.items()},
-    }
+        shares = tuple(float(counts_V[unknown] / max(1, counts_V.sum())) for counts_V in counts_2xV)
+    return Account(
+        files=split.files,
+        tokens_train=train,
+        tokens_heldout=heldout,
+        share_heldout=heldout / max(1, train + heldout),
+        share_unknown=shares,
+        rows=counts_2xV.shape[1],
+        rows_never_seen=int((counts_2xV[0] == 0).sum()),
+        duplicates_dropped=split.duplicates,
+        left_out={reason: len(files) for reason, files in split.left_out.items()},
+    )
 
 
 def _largest_id(tokenizer: Tokenizer, split: Split) -> tuple[int, int, Document]:

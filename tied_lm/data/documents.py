@@ -7,7 +7,7 @@ import os
 import sysconfig
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 from jaxtyping import Int
@@ -193,19 +193,34 @@ def counted(left_out: Mapping[str, Collection[str]]) -> str:
     return ", ".join(f"{len(files):,} {reason}" for reason, files in left_out.items())
 
 
-def told(about: Mapping[str, Any]) -> str:
-    """How a text was split (see `Corpus.about`), in one line."""
+@dataclasses.dataclass(frozen=True)
+class Account:
+    """How a text was split."""
+
+    files: int
+    tokens_train: int
+    tokens_heldout: int
+    share_heldout: float  # of all tokens
+    share_unknown: tuple[float, ...] | None  # of the training and of the held-out tokens, if there can be any
+    rows: int
+    rows_never_seen: int  # in training
+    duplicates_dropped: int
+    left_out: dict[str, int]  # files by reason
+
+
+def told(account: Account) -> str:
+    """How a text was split, in one line."""
     parts = [
-        f"{about['files']:,} files" if about["files"] != 1 else "1 file",
-        f"{about['tokens_train']:,} tokens trained on",
-        f"{about['tokens_heldout']:,} held out ({about['share_heldout']:.2%})",
+        f"{account.files:,} files" if account.files != 1 else "1 file",
+        f"{account.tokens_train:,} tokens trained on",
+        f"{account.tokens_heldout:,} held out ({account.share_heldout:.2%})",
     ]
-    if about["share_unknown"] is not None:
-        parts.append("of them {:.2%} and {:.2%} <unk>".format(*about["share_unknown"]))
-    parts.append(f"{about['rows_never_seen']:,} of {about['rows']:,} rows never seen")
-    parts.append(f"{about['duplicates_dropped']:,} duplicates dropped")
-    if about["left_out"]:
-        parts.append("left out: " + " and ".join(f"{n:,} {reason}" for reason, n in about["left_out"].items()))
+    if account.share_unknown is not None:
+        parts.append("of them {:.2%} and {:.2%} <unk>".format(*account.share_unknown))
+    parts.append(f"{account.rows_never_seen:,} of {account.rows:,} rows never seen")
+    parts.append(f"{account.duplicates_dropped:,} duplicates dropped")
+    if account.left_out:
+        parts.append("left out: " + " and ".join(f"{n:,} {reason}" for reason, n in account.left_out.items()))
     return "text: " + ", ".join(parts)
 
 

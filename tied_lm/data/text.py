@@ -16,7 +16,7 @@ from tied_lm.checks import ConfigError
 from tied_lm.config import Data
 from tied_lm.data.clusters import Clusters, clusters_of_windows
 from tied_lm.data.corpus import Corpus, id_dtype, open_corpus
-from tied_lm.data.documents import FIELD
+from tied_lm.data.documents import FIELD, Account
 from tied_lm.data.stream import Batch
 
 TOKENS_AHEAD = 2**20  # on the device for one dispatch, at most, unless one batch is more
@@ -235,6 +235,6 @@ class TextStream:
         return self.corpus.content
 
     @property
-    def about(self) -> dict[str, Any]:
-        """How the text is split; goes into summary.json, and `text.told` puts it in words."""
+    def about(self) -> Account:
+        """How the text is split; goes into summary.json."""
         return self.corpus.about

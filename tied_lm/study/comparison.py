@@ -13,10 +13,9 @@ from tied_lm.record.reader import open_run
 from tied_lm.record.scalars import is_finished
 from tied_lm.study.plan import MAY_CHANGE, Plan
 from tied_lm.study.report import REPORT, write_report
-from tied_lm.study.summary import is_of, summarize_comparison
+from tied_lm.study.summary import SUMMARY, read_summary, summarize_comparison, write_summary
 from tied_lm.train.loop import Diverged, train_run
 
-SUMMARY = "summary.json"
 DIVERGED = "diverged.json"
 
 
@@ -42,10 +41,6 @@ def check_folder(place: Path, values: dict[str, Any], file: str = folder.CONFIG)
         )
 
 
-def read_summary(place: Path) -> dict[str, Any]:
-    return read_json(place / SUMMARY, "remove that file, and the same command makes it again")
-
-
 def read_diverged(place: Path) -> dict[str, str]:
     """The arms that are known to diverge, each with the reason."""
     path = place / DIVERGED
@@ -58,7 +53,7 @@ def is_complete(place: Path, plan: Plan) -> bool:
     return (
         (place / REPORT).exists()
         and (place / SUMMARY).exists()
-        and is_of(read_summary(place), plan.comparison)
+        and read_summary(place).is_of(plan.comparison)
         and all(
             is_finished(run_folder(place, name, config), config.train.steps)
             for name, config in plan.comparison.runs()
@@ -105,5 +100,5 @@ def complete(
             if name not in diverged
         }
         summary = summarize_comparison(plan, runs, diverged, before)
-        write_json(place / SUMMARY, summary)
+        write_summary(place, summary)
         write_report(place, summary)

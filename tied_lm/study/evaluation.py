@@ -1,6 +1,6 @@
 """How good a trained state is on held-out tokens, and how sure that is."""
 
-from typing import Any
+import dataclasses
 
 import jax
 import numpy as np
@@ -8,31 +8,41 @@ from jaxtyping import PyTree
 
 from tied_lm import bands
 from tied_lm.data.sources import Stream
-from tied_lm.study.heldout import Heldout
+from tied_lm.intervals import HeldoutEstimate
+from tied_lm.study.heldout import ClusterCount, Heldout, Measures
 from tied_lm.train.step import Trainer
 
 
-def evaluate(trainer: Trainer, params: PyTree, stream: Stream, tokens: int) -> dict[str, Any]:
-    """Held-out loss, excess and loss by band in nats a token, each with its mean and its 95% t interval.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluated(Measures):
+    """What one state makes of held-out tokens. The intervals are over clusters of sequences alone, `ci95_heldout`: they
+    say nothing of other seeds, and `ci95` is None."""
 
-    The interval is one over clusters of sequences, `ci95_heldout`: it says nothing of other seeds, and `ci95` is None.
-    Where the body carries a state from batch to batch, it is warm at the first token: `warm_up` tokens before it, which
-    are not scored, lead to it from zeros. Perplexity, exp(loss), and bits per byte are there where they mean something;
-    a band of rows that no token is of has no loss, None.
+    tokens: int
+    sequences: int
+    clusters: ClusterCount
+    warm_up: int | None  # tokens before those that are scored, of a body that carries a state
+    law_loss: float | None
+    bands: dict[str, HeldoutEstimate | None]  # None for a band of rows that no token is of
+
+
+def evaluate(trainer: Trainer, params: PyTree, stream: Stream, tokens: int) -> Evaluated:
+    """The held-out loss of a state, in nats a token.
+
+    Where the body carries a state from batch to batch, it is warm at the first token: the tokens before it lead to it
+    from zeros.
 
     Args:
         tokens: how many held-out tokens; no more than there are.
     """
     sums = jax.device_get(trainer.evaluate(params, stream.heldout_ahead(tokens), tokens))
     found = Heldout.of_evaluation(sums, stream.heldout_clusters(tokens))
-    measures = found.measures(stream.perplexity)
-    return {
-        "tokens": int(found.tokens.sum()),
-        "sequences": int(np.count_nonzero(np.asarray(sums.tokens).sum(axis=1))),
-        "clusters": {"kind": found.kind, "count": int(found.tokens.size)},
-        "warm_up": trainer.config.data.length if trainer.stateful else None,
-        "loss": measures.pop("eval_loss"),
-        **measures,
-        "law_loss": found.law_loss(),
-        "bands": {bands.NAMES[band]: found.band_loss(bands.NAMES[band]) for band in np.unique(trainer.bands)},
-    }
+    return Evaluated(
+        **vars(found.measures(stream.perplexity)),
+        tokens=int(found.tokens.sum()),
+        sequences=int(np.count_nonzero(np.asarray(sums.tokens).sum(axis=1))),
+        clusters=found.clusters,
+        warm_up=trainer.config.data.length if trainer.stateful else None,
+        law_loss=found.law_loss(),
+        bands={bands.NAMES[band]: found.band_loss(bands.NAMES[band]) for band in np.unique(trainer.bands)},
+    )

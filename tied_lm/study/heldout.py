@@ -10,12 +10,37 @@ from jaxtyping import Float, Int
 
 from tied_lm.bands import NAMES
 from tied_lm.data.clusters import Clusters
-from tied_lm.intervals import Crossed
+from tied_lm.intervals import Crossed, Ends, HeldoutEstimate
 from tied_lm.record.reader import Run
 from tied_lm.record.slots import Evaluation
 
 FIELDS = ("nll_", "tokens_", "excess", "law", "bytes")  # how the names begin
 FEWEST_SEQUENCES = 50  # with a token of a band, for an interval of its loss
+
+
+@dataclasses.dataclass(frozen=True)
+class ClusterCount:
+    """How many clusters there are, and what each is, see `clusters.Clusters`."""
+
+    kind: str
+    count: int
+
+    def __str__(self) -> str:
+        """What an interval over the held-out tokens is over."""
+        kind = {"block": "block of windows", "lane": "lane of windows"}.get(self.kind, self.kind)
+        first, *rest = kind.split(" ")
+        words = " ".join([first + ("" if self.count == 1 else "s"), *rest])
+        return f"{self.count:,} held-out {words}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Measures:
+    """A held-out loss in nats a token, and what it amounts to where that means something."""
+
+    eval_loss: HeldoutEstimate
+    excess: HeldoutEstimate | None  # divergence from the true law, nats a token
+    perplexity: HeldoutEstimate | None = None  # exp(loss)
+    bits_per_byte: HeldoutEstimate | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,31 +118,36 @@ class Heldout:
         """The loss of the true law on the same tokens, nats a token."""
         return None if self.law is None else float(self.law.sum() / self.tokens.sum())
 
-    def measures(self, perplexity: bool) -> dict[str, Any]:
-        """Loss, and where they mean something excess, perplexity and bits per byte; else None."""
-        loss = self.loss().measure(0.0)
-        return {
-            "eval_loss": loss,
-            "excess": None if self.excess is None else Crossed.of(self.excess, self.tokens).measure(0.0),
-            "perplexity": _exponential(loss) if perplexity else None,
-            "bits_per_byte": (
-                None if self.bytes is None else Crossed.of(self.nll / math.log(2), self.bytes).measure(0.0)
-            ),
-        }
+    @property
+    def clusters(self) -> ClusterCount:
+        return ClusterCount(self.kind, int(self.tokens.size))
 
-    def band_loss(self, name: str) -> dict[str, Any] | None:
+    def measures(self, perplexity: bool) -> Measures:
+        """What the loss amounts to.
+
+        Args:
+            perplexity: whether there is one.
+        """
+        loss = self.loss().estimate(0.0)
+        bits = None if self.bytes is None else Crossed.of(self.nll / math.log(2), self.bytes).estimate(0.0)
+        excess = None if self.excess is None else Crossed.of(self.excess, self.tokens).estimate(0.0)
+        return Measures(loss, excess, _exponential(loss) if perplexity else None, bits)
+
+    def band_loss(self, name: str) -> HeldoutEstimate | None:
         """The loss on the tokens of a band, nats a token; None without any. Few sequences give no interval."""
         if name not in self.band_nll:
             return None
-        found = Crossed.of(self.band_nll[name], self.band_tokens[name]).measure(0.0)
+        found = Crossed.of(self.band_nll[name], self.band_tokens[name]).estimate(0.0)
         few = self.band_sequences[name] < FEWEST_SEQUENCES
-        return found | {"ci95": None, "ci95_heldout": None} if few else found
+        return dataclasses.replace(found, ci95=None, ci95_heldout=None) if few else found
 
 
-def _exponential(measure: dict[str, Any]) -> dict[str, Any]:
+def _exponential(estimate: HeldoutEstimate) -> HeldoutEstimate:
     """exp of a mean, of the ends of its intervals and of the values."""
+
+    def ends(of: Ends | None) -> Ends | None:
+        return of and (float(np.exp(of[0])), float(np.exp(of[1])))
+
+    per_seed = tuple(np.exp(np.array(estimate.per_seed, float)).tolist())
     with np.errstate(over="ignore"):
-        return {
-            name: None if values is None else np.exp(values).tolist()  # of a number or of a list
-            for name, values in measure.items()
-        }
+        return HeldoutEstimate(float(np.exp(estimate.mean)), ends(estimate.ci95), per_seed, ends(estimate.ci95_heldout))

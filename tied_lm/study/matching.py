@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tied_lm.checks import ConfigError, Options
 from tied_lm.config import Comparison, Config
@@ -14,6 +14,15 @@ from tied_lm.train.build import build_model
 TOLERANCE = 0.01  # of the baseline's number of parameters
 LARGEST = 2**20  # width that is tried
 LARGEST_GAP = 2**10  # from one possible width to the next, of which heads are a divisor for example
+
+
+@dataclasses.dataclass(frozen=True)
+class Matching:
+    """What was done to the arms, so that they are of a size."""
+
+    rule: str  # compare.match
+    arms: dict[str, dict[str, tuple[int, ...]]]  # of those that were changed: before and after, of each field changed
+    # and of `parameters`
 
 
 class Candidate(NamedTuple):
@@ -29,15 +38,12 @@ def _candidate(config: Config) -> Candidate:
     return Candidate(config, count_parameters(model)["total"])
 
 
-def match(comparison: Comparison) -> tuple[Comparison, dict[str, Any]]:
+def match(comparison: Comparison) -> tuple[Comparison, Matching]:
     """The comparison with arms as `compare.match` wants them, and what was done to them.
 
     With `parameters`, an arm with fewer parameters than the baseline is widened and one with more is narrowed, until
     their numbers agree within 1 %: by `model.features`, then by `body.width` if the body has it and features alone
     do not do.
-
-    Returns:
-        The comparison, and {"rule": ..., "arms": {arm: {field: [before, after], "parameters": [before, after]}}}.
 
     Raises:
         ConfigError: an arm cannot be matched; the nearest numbers are told.
@@ -51,14 +57,14 @@ def match(comparison: Comparison) -> tuple[Comparison, dict[str, Any]]:
             arms[name] = new.config
             if new != old:
                 changes[name] = _changes(old, new)
-    return dataclasses.replace(comparison, arms=arms), {"rule": comparison.match, "arms": changes}
+    return dataclasses.replace(comparison, arms=arms), Matching(comparison.match, changes)
 
 
-def _changes(old: Candidate, new: Candidate) -> dict[str, list[int]]:
-    pairs: dict[str, list[int]] = {
-        "model.features": [c.config.model.features for c in (old, new)],
-        "body.width": [_body_width(c.config) for c in (old, new)],
-        "parameters": [c.parameters for c in (old, new)],
+def _changes(old: Candidate, new: Candidate) -> dict[str, tuple[int, ...]]:
+    pairs = {
+        "model.features": tuple(c.config.model.features for c in (old, new)),
+        "body.width": tuple(_body_width(c.config) for c in (old, new)),
+        "parameters": tuple(c.parameters for c in (old, new)),
     }
     if old.config.body == new.config.body:  # a width of 0 follows D
         del pairs["body.width"]

@@ -1,10 +1,11 @@
 """Arms at the rates that are best for each of them, compared without the luck of the choice."""
 
 import itertools
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
+
+from tied_lm.intervals import Ends, Estimate
 
 LEVEL = 0.05
 # Of the 2**S ways to swap two arms within S seeds, two are as extreme as what was seen, whatever was seen: of fewer
@@ -62,8 +63,8 @@ def p_value(arm: Float[np.ndarray, "R S"], baseline: Float[np.ndarray, "R S"], s
     return float(np.mean(differences_P >= differences_P[0] - rounding))
 
 
-def interval(arm: Float[np.ndarray, "R S"], baseline: Float[np.ndarray, "R S"]) -> list[float] | None:
-    """The 95% interval of the difference of the mean losses at the arms' own best rates, [low, high].
+def interval(arm: Float[np.ndarray, "R S"], baseline: Float[np.ndarray, "R S"]) -> Ends | None:
+    """The 95% interval of the difference of the mean losses at the arms' own best rates.
 
     It holds the differences d of which it cannot be said that the arm less d is another arm than the baseline (see
     `p_value`).
@@ -94,11 +95,11 @@ def interval(arm: Float[np.ndarray, "R S"], baseline: Float[np.ndarray, "R S"]) 
             low, high = (middle, high) if is_possible(mean + sign * middle) else (low, middle)
         return mean + sign * float(high)
 
-    return [bound(-1.0), bound(1.0)]
+    return bound(-1.0), bound(1.0)
 
 
-def difference(arm: Float[np.ndarray, "R S"], baseline: Float[np.ndarray, "R S"]) -> dict[str, Any]:
-    """The loss of an arm less that of the baseline, each at its own best rates: mean, interval, and by seed.
+def difference(arm: Float[np.ndarray, "R S"], baseline: Float[np.ndarray, "R S"]) -> Estimate:
+    """The loss of an arm less that of the baseline, each at its own best rates.
 
     Args:
         arm, baseline: loss of each rate and seed, infinite where a rate diverged. There is no interval where one of
@@ -110,4 +111,4 @@ def difference(arm: Float[np.ndarray, "R S"], baseline: Float[np.ndarray, "R S"]
     ci95 = None
     if both.any() and np.array_equal(by_seed_S, at_own_best(arm[both]) - at_own_best(baseline[both])):
         ci95 = interval(arm[both], baseline[both])
-    return {"mean": float(by_seed_S.mean()), "ci95": ci95, "per_seed": by_seed_S.tolist()}
+    return Estimate(float(by_seed_S.mean()), ci95, tuple(by_seed_S.tolist()))

@@ -6,8 +6,9 @@ from typing import Any
 
 from tied_lm import bands
 from tied_lm.config import VERSION, Comparison, Config, Data, build_comparison, digest, resolved, to_dict
+from tied_lm.data.documents import Account
 from tied_lm.data.sources import Stream, with_vocabulary
-from tied_lm.study.matching import match
+from tied_lm.study.matching import Matching, match
 from tied_lm.train import resources
 from tied_lm.train.build import build_model, build_stream
 from tied_lm.train.step import Trainer
@@ -75,7 +76,7 @@ class Plan:
 
     comparison: Comparison
     arms: dict[str, Arm]
-    matched: dict[str, Any]  # what was done to the arms, as `match` tells it
+    matched: Matching
     values: dict[str, Any]  # the content of config.json
 
     @classmethod
@@ -95,7 +96,7 @@ class Plan:
         return cls(comparison, arms, matched, resolved)
 
     @property
-    def about(self) -> dict[str, Any] | None:
+    def about(self) -> Account | None:
         """How the text is split, if there is one."""
         return self.arms[self.comparison.baseline].stream.about
 

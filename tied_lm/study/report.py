@@ -3,7 +3,8 @@
 import html
 import io
 import itertools
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,15 @@ from matplotlib.figure import Figure
 
 from tied_lm.bands import NAMES
 from tied_lm.files import replace
-from tied_lm.intervals import Scale, summarize
+from tied_lm.intervals import Estimate, Scale, summarize
 from tied_lm.record.reader import Run, open_run
 from tied_lm.rows import PARTS
 from tied_lm.study.heldout import Heldout
-from tied_lm.study.summary import SCALES
-from tied_lm.study.verdict import accounts, arm_table, conclusions, diverged_arms, intervals
+from tied_lm.study.summary import SCALES, Summary
+from tied_lm.study.verdict import accounts, arm_table, conclusions, intervals
 
 REPORT = "report.html"
-UNDEFINED = {"mean": np.nan, "ci95": None}
+UNDEFINED = Estimate(math.nan, None, ())
 # Okabe and Ito's colours, which stay apart for colour-blind readers.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 STYLE = """
@@ -72,8 +73,16 @@ def _curve(
 ) -> None:
     """The mean over the seeds in which there is a value, and its 95% t interval, taken on a scale, as a band."""
     found = [summarize(column.tolist(), scale) if not np.isnan(column).all() else UNDEFINED for column in values.T]
-    ax.plot(x, np.array([one["mean"] for one in found]), **style, label=label, lw=1.5)
-    low, high = np.array([one["ci95"] or (np.nan, np.nan) for one in found]).T
+    _shaded(ax, x, found, style, label)
+
+
+def _shaded(
+    ax: Axes, x: Float[np.ndarray, "T"], estimates: Iterable[Estimate], style: dict[str, Any], label: str
+) -> None:
+    """Means, and their 95% intervals as a band."""
+    found = list(estimates)
+    ax.plot(x, [one.mean for one in found], **style, label=label, lw=1.5)
+    low, high = np.array([one.shown or (math.nan, math.nan) for one in found]).T
     ax.fill_between(x, low, high, color=style["color"], alpha=0.2, lw=0)
 
 
@@ -98,21 +107,15 @@ def _log_steps(ax: Axes) -> None:
     ax.set_xlabel("updates")
 
 
-def _measured(ax: Axes, measures: Mapping[int, Mapping[str, Any]], style: dict[str, Any], label: str) -> None:
-    """The mean at each step, and its 95% interval as a band, with one seed that over the held-out tokens alone."""
-    ax.plot(list(measures), [m["mean"] for m in measures.values()], **style, label=label, lw=1.5)
-    ends = [m["ci95"] or m["ci95_heldout"] or (np.nan, np.nan) for m in measures.values()]
-    ax.fill_between(list(measures), *np.array(ends, float).T, color=style["color"], alpha=0.2, lw=0)
-
-
-def _losses(runs: Mapping[str, list[Run]], summary: Mapping[str, Any]) -> Figure:
-    law = summary["law_loss"]
+def _losses(runs: Mapping[str, list[Run]], summary: Summary) -> Figure:
+    law, clusters = summary.law_loss, summary.clusters
+    assert clusters is not None  # some arm has a result
     figure, axes = new_figure(1 if law is None else 2)
     for style, (name, arm_runs) in zip(_styles(), runs.items(), strict=False):
-        heldout = Heldout.of_runs(arm_runs, summary["clusters"]["kind"])
-        measures = {step: one.measures(perplexity=False) for step, one in heldout.items()}
+        heldout = Heldout.of_runs(arm_runs, clusters.kind)
+        measures = [one.measures(perplexity=False) for one in heldout.values()]
         for ax, key in zip(axes, ("eval_loss", "excess"), strict=False):
-            _measured(ax, {step: one[key] for step, one in measures.items()}, style, name)
+            _shaded(ax, np.array(list(heldout)), [getattr(one, key) for one in measures], style, name)
     axes[0].set(xlabel="updates", ylabel="held-out loss, nats a token")
     _legend(axes[0], len(runs))
     if law is not None:
@@ -123,14 +126,14 @@ def _losses(runs: Mapping[str, list[Run]], summary: Mapping[str, Any]) -> Figure
     return figure
 
 
-def _norms_by_rank(runs: Mapping[str, list[Run]], summary: Mapping[str, Any]) -> Figure:
+def _norms_by_rank(runs: Mapping[str, list[Run]], summary: Summary) -> Figure:
     figure, axes = new_figure(len(runs), 4)
     for ax, (name, arm_runs) in zip(axes, runs.items(), strict=True):
         last = [run.probe.isel(step=-1) for run in arm_runs]
         frequency = last[0]["frequency"].values
         order = np.argsort(-frequency, kind="stable")
         rank = np.arange(1, order.size + 1)
-        parts = PARTS if summary["arms"][name]["tied"] else PARTS[:-1]
+        parts = PARTS if summary.arms[name].tied else PARTS[:-1]
         for color, part in zip(COLORS, parts, strict=False):
             mean_V = np.mean([data[part].values for data in last], axis=0)[order]
             present = mean_V > 0
@@ -144,15 +147,15 @@ def _norms_by_rank(runs: Mapping[str, list[Run]], summary: Mapping[str, Any]) ->
     return figure
 
 
-def _share_by_band(summary: Mapping[str, Any], tied: list[str]) -> Figure:
+def _share_by_band(summary: Summary, tied: list[str]) -> Figure:
     figure, axes = new_figure(2)
-    names = [name for name in NAMES if name in summary["arms"][tied[0]]["bands"]]
+    names = [name for name in NAMES if name in summary.arms[tied[0]].bands]
     for ax, key in zip(axes, ("share", "cosine"), strict=True):
         for i, (style, arm) in enumerate(zip(_styles(), tied, strict=False)):
             x = np.arange(len(names)) + min(0.12, 0.7 / len(tied)) * (i - (len(tied) - 1) / 2)
-            values = [summary["arms"][arm]["bands"][band][key] or UNDEFINED for band in names]
-            mean = np.array([v["mean"] for v in values])
-            low, high = np.array([v["ci95"] or (np.nan, np.nan) for v in values]).T
+            values = [getattr(summary.arms[arm].bands[band], key) or UNDEFINED for band in names]
+            mean = np.array([v.mean for v in values])
+            low, high = np.array([v.shown or (math.nan, math.nan) for v in values]).T
             ax.errorbar(x, mean, [mean - low, high - mean], fmt="o", ms=4, color=style["color"], label=arm, capsize=2)
         ax.set_xticks(range(len(names)), names)
         ax.set(xlabel="band (0: most frequent rows)", ylabel=f"lookup's {key}" if key == "share" else key)
@@ -213,15 +216,15 @@ def html_table(rows: list[list[str]]) -> str:
     return f"<table><tr>{''.join(f'<th>{cell}</th>' for cell in head)}</tr>{''.join(lines)}</table>"
 
 
-def _sections(runs: Mapping[str, list[Run]], summary: Mapping[str, Any]) -> list[tuple[str, str, Figure]]:
+def _sections(runs: Mapping[str, list[Run]], summary: Summary) -> list[tuple[str, str, Figure]]:
     """Title, note and picture of each section."""
-    tied = [name for name, arm in summary["arms"].items() if arm["tied"]]
-    probe = f"Over a probe of N = {summary['probe_tokens']:,} held-out tokens"
+    tied = [name for name, arm in summary.arms.items() if arm.tied]
+    probe = f"Over a probe of N = {summary.probe_tokens:,} held-out tokens"
     sections = [
         (
             "Held-out loss",
-            f"Mean over {len(summary['seeds'])} seeds. {intervals(summary)}"
-            + ("" if summary["entropy"] is None else f" The entropy of the law is {summary['entropy']:.4f} nats."),
+            f"Mean over {len(summary.seeds)} seeds. {intervals(summary)}"
+            + ("" if summary.entropy is None else f" The entropy of the law is {summary.entropy:.4f} nats."),
             _losses(runs, summary),
         ),
         (
@@ -257,12 +260,12 @@ def _sections(runs: Mapping[str, list[Run]], summary: Mapping[str, Any]) -> list
     return sections
 
 
-def write_report(place: Path, summary: Mapping[str, Any]) -> None:
+def write_report(place: Path, summary: Summary) -> None:
     """Write report.html into the folder of a finished comparison."""
-    runs = {name: [open_run(place / name / f"seed{seed}") for seed in summary["seeds"]] for name in summary["arms"]}
+    runs = {name: [open_run(place / name / f"seed{seed}") for seed in summary.seeds] for name in summary.arms}
     sections = _sections(runs, summary) if runs else []  # every arm may have diverged
-    names = [*summary["arms"], *diverged_arms(summary)]
-    title = " against ".join(names) if len(names) <= 3 else f"{len(names) - 1} arms against {summary['baseline']}"
+    names = [*summary.arms, *summary.diverged]
+    title = " against ".join(names) if len(names) <= 3 else f"{len(names) - 1} arms against {summary.baseline}"
     parts = [
         *(f"<p>{html.escape(sentence)}</p>" for sentence in conclusions(summary)),
         f"<div class=wide>{html_table(arm_table(summary))}</div>",
@@ -270,6 +273,6 @@ def write_report(place: Path, summary: Mapping[str, Any]) -> None:
         "<br>".join(html.escape(line) for line in accounts(summary)) + "</p>",
     ]
     parts += [f"<h2>{html.escape(h)}</h2>{svg(f)}<p class=note>{html.escape(note)}</p>" for h, note, f in sections]
-    versions = ", ".join(f"{name} {number}" for name, number in summary["versions"].items())
+    versions = ", ".join(f"{name} {number}" for name, number in summary.versions.items())
     parts.append(f"<p class=note>{html.escape(versions)}</p>")
     write_page(place / REPORT, title, parts)

@@ -5,37 +5,152 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from typing import Any
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from tied_lm import bands
-from tied_lm.config import Comparison, flatten, to_dict
-from tied_lm.intervals import COSINE, SHARE, Scale, summarize
+from tied_lm.config import Comparison, Optimizer, flatten, to_dict
+from tied_lm.data.documents import Account
+from tied_lm.files import Damaged, read_json, write_json
+from tied_lm.intervals import COSINE, SHARE, Difference, Estimate, HeldoutEstimate, Scale, summarize
 from tied_lm.record.reader import Run
 from tied_lm.study.caveats import caveats
-from tied_lm.study.heldout import Heldout
+from tied_lm.study.heldout import ClusterCount, Heldout, Measures
+from tied_lm.study.matching import Matching
 from tied_lm.study.plan import Arm, Plan
 from tied_lm.train.optimizer import highest_rate
 
+SUMMARY = "summary.json"
+AGAIN = "remove that file, and the same command makes it again"
 LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "numpy")
 SCALES: dict[str, Scale] = {"share": SHARE, "cosine": COSINE}
 
 
-def is_of(summary: Mapping[str, Any], comparison: Comparison) -> bool:
-    """Whether a summary is that of so many seeds and of the margin."""
-    return len(summary["seeds"]) == comparison.seeds and summary.get("margin") == comparison.margin
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """The lookup's share, and its cosine with the scoring, over the probe; None where undefined with every seed. The
+    intervals are over the seeds, at this probe."""
+
+    share: Estimate | None = None
+    cosine: Estimate | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BandSummary(Split):
+    """One band; in an arm that is not tied without share and cosine."""
+
+    rows: int
+    frequency: float  # of all tokens
+    loss: HeldoutEstimate | None  # nats a token
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ArmSummary(Measures):
+    """What is said of one arm. Fields with a default are those that older summaries lack."""
+
+    parameters: int
+    account: dict[str, int]  # see `Trainer.account`
+    tied: bool
+    body: str
+    clipped: float  # share of the updates
+    split: Split | None  # of a tied arm
+    bands: dict[str, BandSummary]
+    optimizer: Optimizer
+    highest_rate: float | None = None
+    steps: int
+    caveats: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class DivergedArm:
+    """An arm without a result."""
+
+    reason: str
+    parameters: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What a comparison says. Losses are held-out, in nats a token, at the last step. Fields with a default are those
+    that older summaries lack."""
+
+    entropy: float | None  # of the law
+    law_loss: float | None = None  # of the law on the same tokens
+    text: Account | None = None
+    arms: dict[str, ArmSummary]  # but for those that diverged
+    baseline: str
+    diverged: dict[str, DivergedArm] = dataclasses.field(default_factory=dict)
+    differences: dict[str, Difference]  # to the baseline, of the loss; of no arm if the baseline diverged
+    margin: float | None = None
+    seeds: tuple[int, ...]
+    looks: tuple[int, ...] = ()  # numbers of seeds at which the result was looked at, the present one last
+    clusters: ClusterCount | None = None  # None if every arm diverged
+    eval_tokens: int
+    probe_tokens: int
+    arms_differ_in: tuple[str, ...]  # fields of the config
+    match: Matching = dataclasses.field(default_factory=lambda: Matching("width", {}))
+    versions: dict[str, str]
+
+    def is_of(self, comparison: Comparison) -> bool:
+        """Whether it is that of so many seeds and of the margin."""
+        return len(self.seeds) == comparison.seeds and self.margin == comparison.margin
+
+    @property
+    def difference(self) -> Difference | None:
+        """The only difference, if there is one."""
+        (only,) = self.differences.values() if len(self.differences) == 1 else (None,)
+        return only
+
+
+def write_summary(place: Path, summary: Summary) -> None:
+    """Replace summary.json in the folder of a comparison."""
+    values = dataclasses.asdict(summary)
+    values["differences"] = {name: {"eval_loss": difference} for name, difference in values["differences"].items()}
+    values["difference"] = summary.difference and dataclasses.asdict(summary.difference)
+    for arm in values["arms"].values():
+        for band in arm["bands"].values() if not arm["tied"] else ():
+            del band["share"], band["cosine"]
+    write_json(place / SUMMARY, values)
+
+
+def read_summary(place: Path) -> Summary:
+    """What `write_summary` wrote, now or in an older version.
+
+    Raises:
+        Damaged: it is not that.
+        FileNotFoundError: there is none.
+    """
+    values = read_json(place / SUMMARY, AGAIN)
+    try:
+        values["differences"] = {name: found["eval_loss"] for name, found in values["differences"].items()}
+        summary: Summary = _typed(Summary, values)
+        return summary
+    except (AttributeError, KeyError, TypeError):
+        raise Damaged(f"{place / SUMMARY} is no summary; {AGAIN}") from None
+
+
+def _typed(kind: Any, value: Any) -> Any:
+    """A value of JSON as a type. A dataclass takes its fields and leaves what it does not know."""
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        kinds = get_type_hints(kind)
+        return kind(**{name: _typed(kinds[name], value[name]) for name in kinds if name in value})
+    of = [one for one in get_args(kind) if one is not NoneType]
+    if value is None or not of:
+        return value
+    if get_origin(kind) is dict:
+        return {key: _typed(of[1], one) for key, one in value.items()}
+    if get_origin(kind) is tuple:
+        return tuple(_typed(of[0], one) for one in value)
+    return _typed(of[0], value)
 
 
 def summarize_comparison(
-    plan: Plan, runs: Mapping[str, Sequence[Run]], diverged: Mapping[str, str], before: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    """The content of summary.json. Losses are held-out, in nats a token, at the last step.
-
-    `ci95` is the interval over seeds and held-out clusters (see `statistics.Crossed`), `ci95_heldout` that over the
-    clusters alone, `ci95_simultaneous` of differences holds for all of them at once. Shares and cosines have an
-    interval over the seeds, at this probe. An arm that diverged stands under `diverged` alone; without the baseline
-    there are no differences.
+    plan: Plan, runs: Mapping[str, Sequence[Run]], diverged: Mapping[str, str], before: Summary | None
+) -> Summary:
+    """What finished runs say.
 
     Args:
         runs: of each arm that did not diverge.
@@ -49,59 +164,52 @@ def summarize_comparison(
     kind, last = stream.heldout_clusters(eval_tokens).kind, slice(-1, None)
     heldout = {name: one for name, of_arm in runs.items() for one in Heldout.of_runs(of_arm, kind, last).values()}
     others = [name for name in runs if name != baseline and baseline in runs]
-    differences = {
-        name: {"eval_loss": heldout[name].less(heldout[baseline]).difference(comparison.margin, len(others))}
-        for name in others
-    }
-    (only,) = differences.values() if len(differences) == 1 else (None,)
     any_arm = next(iter(heldout.values()), None)
-    return {
-        "entropy": stream.entropy,
-        "law_loss": any_arm and any_arm.law_loss(),
-        "text": plan.about,
-        "arms": {name: _arm(name, arms[name], of_arm, heldout[name]) for name, of_arm in runs.items()},
-        "baseline": baseline,
-        "diverged": {
-            name: {"reason": reason, "parameters": arms[name].trainer.account()["total"]}
-            for name, reason in diverged.items()
+    return Summary(
+        entropy=stream.entropy,
+        law_loss=None if any_arm is None else any_arm.law_loss(),
+        text=plan.about,
+        arms={name: _arm(name, arms[name], of_arm, heldout[name]) for name, of_arm in runs.items()},
+        baseline=baseline,
+        diverged={
+            name: DivergedArm(reason, arms[name].trainer.account()["total"]) for name, reason in diverged.items()
         },
-        "differences": differences,
-        "difference": only and only["eval_loss"],
-        "margin": comparison.margin,
-        "seeds": [first.seed + k for k in range(comparison.seeds)],
-        "looks": _looks(before, comparison.seeds),
-        "clusters": any_arm and {"kind": any_arm.kind, "count": int(any_arm.tokens.size)},
-        "eval_tokens": eval_tokens,
-        "probe_tokens": int(min(first.log.probe_tokens, stream.heldout_tokens)),
-        "arms_differ_in": _differing(arms),
-        "match": plan.matched,
-        "versions": {library: version(library) for library in LIBRARIES},
-    }
+        differences={
+            name: heldout[name].less(heldout[baseline]).difference(comparison.margin, len(others)) for name in others
+        },
+        margin=comparison.margin,
+        seeds=tuple(first.seed + k for k in range(comparison.seeds)),
+        looks=_looks(before, comparison.seeds),
+        clusters=None if any_arm is None else any_arm.clusters,
+        eval_tokens=eval_tokens,
+        probe_tokens=int(min(first.log.probe_tokens, stream.heldout_tokens)),
+        arms_differ_in=_differing(arms),
+        match=plan.matched,
+        versions={library: version(library) for library in LIBRARIES},
+    )
 
 
-def _looks(before: Mapping[str, Any] | None, seeds: int) -> list[int]:
-    """The numbers of seeds at which the result was looked at, the present one last."""
-    looks = [] if before is None else list(before.get("looks", [len(before["seeds"])]))
-    return looks if looks[-1:] == [seeds] else [*looks, seeds]
+def _looks(before: Summary | None, seeds: int) -> tuple[int, ...]:
+    looks = () if before is None else before.looks or (len(before.seeds),)
+    return looks if looks[-1:] == (seeds,) else (*looks, seeds)
 
 
-def _arm(name: str, arm: Arm, runs: Sequence[Run], heldout: Heldout) -> dict[str, Any]:
-    """What is said of one arm."""
+def _arm(name: str, arm: Arm, runs: Sequence[Run], heldout: Heldout) -> ArmSummary:
     tied, account, last = arm.trainer.untied_from is None, arm.trainer.account(), [run.last() for run in runs]
-    return {
-        "parameters": account["total"],
-        "account": account,
-        "tied": tied,
-        "body": arm.config.model.body,
-        **heldout.measures(arm.stream.perplexity),
-        "clipped": float(np.mean([_clipped(run) for run in runs])),
-        "split": {key: _measure(last, f"probe/split/{key}", scale) for key, scale in SCALES.items()} if tied else None,
-        "bands": _bands(arm, last, heldout),
-        "optimizer": dataclasses.asdict(arm.config.optimizer),
-        "highest_rate": highest_rate(arm.config.optimizer, arm.config.train.steps),
-        "steps": arm.config.train.steps,
-        "caveats": caveats(name, list(runs), arm.stream.frequencies, arm.stream.entropy, arm.trainer.stateful),
-    }
+    return ArmSummary(
+        **vars(heldout.measures(arm.stream.perplexity)),
+        parameters=account["total"],
+        account=account,
+        tied=tied,
+        body=arm.config.model.body,
+        clipped=float(np.mean([_clipped(run) for run in runs])),
+        split=Split(**_split(last, "probe/split")) if tied else None,
+        bands=_bands(arm, last, heldout),
+        optimizer=arm.config.optimizer,
+        highest_rate=highest_rate(arm.config.optimizer, arm.config.train.steps),
+        steps=arm.config.train.steps,
+        caveats=tuple(caveats(name, list(runs), arm.stream.frequencies, arm.stream.entropy, arm.trainer.stateful)),
+    )
 
 
 def _clipped(run: Run) -> float:
@@ -111,29 +219,30 @@ def _clipped(run: Run) -> float:
     return float(np.sum(lengths * np.array(list(shares.values()))) / run.config.train.steps)
 
 
-def _bands(arm: Arm, last: list[dict[str, float]], heldout: Heldout) -> dict[str, Any]:
-    """By band: rows, their share of the tokens, loss, and for a tied model the lookup's share and cosine."""
+def _bands(arm: Arm, last: list[dict[str, float]], heldout: Heldout) -> dict[str, BandSummary]:
     of_row, frequencies = np.asarray(arm.trainer.bands), arm.stream.frequencies
-    found: dict[str, Any] = {}
+    found = {}
     for band in np.unique(of_row):
         name, rows = bands.NAMES[band], of_row == band
-        found[name] = {
-            "rows": int(rows.sum()),
-            "frequency": float(frequencies[rows].sum()),
-            "loss": heldout.band_loss(name),
-        }
-        if arm.trainer.untied_from is None:
-            found[name] |= {key: _measure(last, f"probe/band/{name}/{key}", scale) for key, scale in SCALES.items()}
+        found[name] = BandSummary(
+            **_split(last, f"probe/band/{name}") if arm.trainer.untied_from is None else {},
+            rows=int(rows.sum()),
+            frequency=float(frequencies[rows].sum()),
+            loss=heldout.band_loss(name),
+        )
     return found
 
 
-def _measure(last: list[dict[str, float]], tag: str, scale: Scale) -> dict[str, Any] | None:
-    """A scalar at the last step over the seeds; None where it is undefined in all of them."""
-    values = [line.get(tag, math.nan) for line in last]
-    return None if all(map(math.isnan, values)) else summarize(values, scale)
+def _split(last: list[dict[str, float]], group: str) -> dict[str, Estimate | None]:
+    """Share and cosine at the last step over the seeds, by the name of a field of `Split`."""
+    found = {}
+    for key, scale in SCALES.items():
+        values = [line.get(f"{group}/{key}", math.nan) for line in last]
+        found[key] = None if all(map(math.isnan, values)) else summarize(values, scale)
+    return found
 
 
-def _differing(arms: Mapping[str, Arm]) -> list[str]:
+def _differing(arms: Mapping[str, Arm]) -> tuple[str, ...]:
     """Config fields in which the arms differ."""
     flat = [flatten(to_dict(arm.config)) for arm in arms.values()]
-    return [field for field in flat[0] if len({json.dumps(f[field]) for f in flat}) > 1]
+    return tuple(field for field in flat[0] if len({json.dumps(f[field]) for f in flat}) > 1)
