@@ -1,10 +1,7 @@
-"""The default config as fixtures, and one cache of compiled programs for all test processes."""
+"""The default config as fixtures."""
 
-import atexit
 import copy
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,23 +9,20 @@ from typing import Any
 import pytest
 
 from configs import toy
-from tied_lm import folder
 from tied_lm.config import Config, build_run, override
 
-if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    # Before JAX is loaded; the workers, and what they start, inherit it.
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="compiled-")
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+# Before JAX is loaded; the commands that tests start inherit it. A program that another process compiled is not
+# trusted beside the same one compiled here.
+os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 
 
 @pytest.fixture(scope="session", autouse=True)
 def corpora(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Keep the corpora that tests make out of the user's cache."""
+    """Keep what tests, and the commands that they start, would keep in the user's cache folder out of it."""
     place = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(folder, "cache_folder", lambda: place)
-        yield place / "corpora"
+        patched.setenv("XDG_CACHE_HOME", str(place))
+        yield place / "tied_lm" / "corpora"
 
 
 @pytest.fixture
