@@ -1,7 +1,10 @@
-"""The default config as fixtures."""
+"""The default config as fixtures; a cache of compiled programs for all test processes, none of which keeps too many."""
 
+import atexit
 import copy
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +14,25 @@ import pytest
 from configs import toy
 from tied_lm.config import Config, build_run, override
 
-# Before JAX is loaded; the commands that tests start inherit it. A program that another process compiled is not
-# trusted beside the same one compiled here.
-os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+MAPPINGS = Path("/proc/self/maps")  # of Linux
+MOST_MAPPINGS = 20_000
+
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    # Before JAX is loaded; the workers, and what they start, inherit it.
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="compiled-")
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_programs() -> Iterator[None]:
+    """Drop compiled programs where they are many. Each takes about nine mappings of memory; where a process has 65,530
+    of them, Linux refuses more, and the compiler ends it with a segmentation fault."""
+    yield
+    if MAPPINGS.exists() and MAPPINGS.read_bytes().count(b"\n") > MOST_MAPPINGS:
+        import jax
+
+        jax.clear_caches()
 
 
 @pytest.fixture(scope="session", autouse=True)
