@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tied_lm.door import door
 
 if TYPE_CHECKING:
+    from tied_lm.model import geometry
     from tied_lm.model.embedding import TiedEmbedding, UntiedEmbedding
     from tied_lm.model.foreign import UseSplit, embed_loss_and_gradients, split_embed_gradients, split_table_gradients
     from tied_lm.model.split import GradientSplit, loss_and_gradients, row_stats, split_gradients
@@ -25,6 +26,7 @@ __all__ = [
     "UseSplit",
     "UseStats",
     "embed_loss_and_gradients",
+    "geometry",
     "loss_and_gradients",
     "open_run",
     "row_stats",
@@ -35,6 +37,7 @@ __all__ = [
 _, __getattr__, __dir__ = door(
     __name__,
     {
+        "model": "geometry",
         "model.embedding": "TiedEmbedding UntiedEmbedding",
         "model.foreign": "UseSplit embed_loss_and_gradients split_embed_gradients split_table_gradients",
         "model.split": "GradientSplit loss_and_gradients row_stats split_gradients",

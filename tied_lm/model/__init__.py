@@ -1,4 +1,5 @@
-"""What is learned and how: the tied module and all schemes, bodies, the exact loss, and the split of its gradient.
+"""What is learned and how: the tied module and all schemes, bodies, the exact loss, and the split of its gradient;
+and the geometry of vocabulary matrices.
 
 May import what stands at the root, but neither the config nor files.
 """

@@ -28,7 +28,7 @@ def check_ids(
     return jnp.asarray(x), jnp.asarray(y), None if m is None else jnp.asarray(m)
 
 
-def check_table(name: str, table: Array) -> None:
+def check_table(name: str, table: object) -> None:
     """Refuse what is not an array (V, D) of floats."""
     if not isinstance(table, jax.Array | np.ndarray):
         raise ValueError(f"{name} is a {type(table).__name__}, not an array (V, D) of floats")
