@@ -34,9 +34,8 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     from tied_lm.data.documents import told
     from tied_lm.study import sweep
     from tied_lm.study.plan import name_of
-    from tied_lm.study.sweepreport import PAGE, sentences, table_rows, write_sweep_page
+    from tied_lm.study.sweepreport import PAGE, told_sweep, write_sweep_page
     from tied_lm.study.sweepresults import Results, write_results
-    from tied_lm.study.verdict import table
     from tied_lm.train.resources import check_disk, shown
 
     set_up_jax()
@@ -67,8 +66,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
         results = Results.of(the_sweep)
         write_results(place, results)
         write_sweep_page(place, results)
-    print(table(table_rows(results)))
-    print("\n" + "\n".join(sentences(results)))
+    print(told_sweep(results))
     print(f"\nPicture: {printable(str(place / PAGE))}")
 
 

@@ -89,6 +89,17 @@ def test_one_seed_has_the_heldout_interval_alone():
     assert (one.outcome, one.seeds_to_decide, one.ci95_simultaneous) == (None, None, None)
 
 
+@pytest.mark.parametrize("seeds", [1, 2, 5])
+def test_two_intervals_tell_what_they_were_made_of(seeds):
+    counts, values = np.ones(24, int), crossed(np.random.default_rng(seeds), seeds, 24, (0.3, 0.3, 0.5), 1)[0]
+    found = Crossed.of(values, counts)
+    again = Crossed.of_estimate(found.estimate(), 24)
+    assert again.difference(0.01, 7).ci95_simultaneous == pytest.approx(found.difference(0.01, 7).ci95_simultaneous)
+    assert again.seeds_for(0.6) == found.seeds_for(0.6)
+    one = Crossed.of_estimate(Crossed.of(values[:, :1], counts[:1]).estimate(), 1)
+    assert one.difference(0.01, 7).ci95_simultaneous is None
+
+
 def test_one_cluster_has_no_interval():
     found = Crossed.of(np.array([[3.0], [4.0]]), np.array([2])).estimate()
     assert (found.mean, found.ci95, found.ci95_heldout) == (1.75, None, None)

@@ -1,17 +1,31 @@
 """What the points of a sweep say together."""
 
+import dataclasses
 import itertools
 import json
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from tied_lm.intervals import Difference, Estimate, HeldoutEstimate, summarize
-from tied_lm.study.sweepreport import sentences, table_rows, write_sweep_page
+from tests.study.summaries import summary
+from tied_lm.intervals import Crossed, Difference, HeldoutEstimate, outcome, summarize
+from tied_lm.study.heldout import ClusterCount
+from tied_lm.study.ownbest import interval
+from tied_lm.study.sweepreport import caveats, sentences, table_rows, told_sweep, write_sweep_page
 from tied_lm.study.sweepresults import RATES as RATE_FIELDS
 from tied_lm.study.sweepresults import PointResult, Results, own_best_rates, write_results
 
 RATE, WIDTH = "optimizer.learning_rate", "model.features"
+MARGIN = 0.01
+
+
+def difference_of(per_seed):
+    found = summarize(per_seed)
+    said = found.ci95 and outcome(*found.ci95, MARGIN)
+    return Difference(**vars(found), ci95_simultaneous=found.ci95, outcome=said, seeds_to_decide=40)
 
 
 def point_of(index, settings, per_seed):
@@ -28,16 +42,28 @@ def point_of(index, settings, per_seed):
             for arm, values in per_seed.items()
         },
         differences={
-            arm: None if values is None or base is None else Difference(**vars(summarize(np.subtract(values, base))))
+            arm: None if values is None or base is None else difference_of(np.subtract(values, base))
             for arm, values in per_seed.items()
             if arm != "untied"
         },
+        caveats={arm: () for arm, values in per_seed.items() if values is not None},
     )
 
 
 def results_from(points, arms, seeds, grid):
     rates = [field for field in RATE_FIELDS if field in grid]
-    return Results(list(arms), "untied", seeds, grid, False, points, rates, own_best_rates(points, rates, "untied"))
+    return Results(
+        arms=list(arms),
+        baseline="untied",
+        seeds=seeds,
+        margin=MARGIN,
+        looks=(seeds,),
+        grid=grid,
+        matched=False,
+        points=points,
+        rates=rates,
+        combinations=own_best_rates(points, rates, "untied", MARGIN),
+    )
 
 
 def results_of(losses, rates, widths=(8,), diverged=()):
@@ -105,6 +131,84 @@ def test_a_choice_on_the_same_seeds_would_be_too_good():
     assert np.mean(naive) < -0.5
 
 
+@pytest.fixture
+def crossed_sweep():
+    """Summaries of three points with two arms, and what they were made of: differences of seeds and clusters."""
+    rng, summaries, made = np.random.default_rng(0), [], {}
+    for index, (mean, spread) in enumerate([(0.0, 0.001), (0.03, 0.001), (0.0, 0.03)]):
+        values = {
+            arm: mean * sign + spread * rng.normal(size=(5, 1)) + 0.002 * rng.normal(size=(5, 24))
+            for arm, sign in (("tied", 1), ("wide", -1))
+        }
+        made |= {(index, arm): Crossed.of(one, np.ones(24, int)) for arm, one in values.items()}
+        differences = {arm: made[index, arm].difference(MARGIN, 2) for arm in values}
+        one = summary((0.0, 1.0))
+        arms = one.arms | {"wide": one.arms["tied"]}
+        clusters = ClusterCount("sequence", 24)
+        summaries.append(dataclasses.replace(one, arms=arms, differences=differences, clusters=clusters))
+    return summaries, made
+
+
+class Planned:
+    """Enough of a point: its number of parameters is that of its arms."""
+
+    def __init__(self, index, arms):
+        self.index, self.place, self.settings = index, Path(f"{index}"), {WIDTH: index}
+        trainer = SimpleNamespace(account=lambda: {"total": 10})
+        self.plan = SimpleNamespace(arms=dict.fromkeys(arms, SimpleNamespace(trainer=trainer)))
+
+
+def test_differences_of_all_points_hold_at_once_and_speak_against_the_margin(crossed_sweep):
+    summaries, made = crossed_sweep
+    points = [PointResult.of(Planned(i, one.arms), one, len(made)) for i, one in enumerate(summaries)]
+    for (index, arm), crossed in made.items():
+        found = points[index].differences[arm]
+        t = stats.t.ppf(1 - 0.025 / 6, [4, 23])  # Bonferroni's, of six intervals
+        half = np.sqrt(t[0] ** 2 * crossed.seed_variance / 5 + t[1] ** 2 * crossed.cluster_variance)
+        assert found.ci95_simultaneous == pytest.approx((crossed.mean - half, crossed.mean + half), rel=1e-9)
+        assert found.ci95 == summaries[index].differences[arm].ci95
+    results = results_from(points, points[0].eval_loss, 5, {WIDTH: [0, 1, 2]})
+    assert [row[3] for row in table_rows(results)[1:]] == ["equal"] * 2 + ["worse", "better"] + ["undecided"] * 2
+    text = " ".join(sentences(results))
+    assert "the 95% interval over 5 seeds and held-out text" in text
+    assert "all 6 hold at once" in text
+    assert "better or worse by more than 0.01 nats (compare.margin)" in text
+    seeds = max(made[2, arm].seeds_for(MARGIN / 2, 6) for arm in ("tied", "wide"))
+    assert f"2 undecided: about {seeds} seeds (--config.compare.seeds={seeds}) would decide them." in text
+
+
+def test_caveats_and_looks_are_told_with_their_points(tmp_path):
+    losses = {arm: np.full((1, 2, 2), 4.0) for arm in ("tied", "untied")}
+    results = results_of(losses, RATES[:2])
+    first = dataclasses.replace(results.points[0], caveats={"untied": ("It rises.",)})
+    results = dataclasses.replace(results, points=[first, *results.points[1:]], looks=(1, 2))
+    assert [row[4] for row in table_rows(results)[1:3]] == ["equal !", "equal"]
+    assert sentences(results)[-1] == "! marks arms of which there is more to know:"
+    assert caveats(results) == ["features=8, learning_rate=0.01: It rises."]
+    assert "looked at once, with 1:" in " ".join(sentences(results))
+    many = dataclasses.replace(first, caveats={"tied": ("It rises.",) * 9, "untied": ("It rises.",) * 5})
+    told = told_sweep(dataclasses.replace(results, points=[many, *results.points[1:]]))
+    assert told.endswith("It rises.\n... and 6 more, in sweep.html")
+    write_sweep_page(tmp_path, results)
+    assert "<li>features=8, learning_rate=0.01: It rises.</li>" in (tmp_path / "sweep.html").read_text()
+
+
+def test_own_best_rates_of_all_arms_and_combinations_hold_at_once():
+    rng = np.random.default_rng(0)
+    losses = {arm: rng.normal(4, 0.001, (2, 4, 8)) for arm in ("tied", "scaled", "untied")}
+    losses["tied"] -= 1.0
+    results = results_of(losses, RATES, (8, 16))
+    for w, combination in enumerate(results.combinations):
+        found = combination.own["tied"].difference
+        expected = interval(losses["tied"][w], losses["untied"][w], 4)
+        assert (found.ci95_simultaneous, found.outcome) == (expected, "better")
+        assert combination.own["scaled"].difference.outcome == "equal"
+    assert "choose anew; all 4 hold at once." in " ".join(sentences(results))
+    few = results_of({arm: table[..., :7] for arm, table in losses.items()}, RATES, (8, 16))
+    assert few.combinations[0].own["tied"].difference.outcome is None
+    assert "with fewer than 8 seeds they describe, and tell no arms apart" in " ".join(sentences(few))
+
+
 def test_a_best_rate_at_the_edge_is_told():
     losses = {arm: np.full((1, 3, 2), 4.0) for arm in ("tied", "untied")}
     losses["tied"][0, 2], losses["untied"][0, 1] = 3.0, 3.0
@@ -126,7 +230,7 @@ def test_a_diverged_arm_is_never_chosen_and_named(tmp_path):
     assert own["tied"].at_edge == []  # a higher rate was tried
     assert own["tied"].difference.per_seed == pytest.approx([1.0, 1.0])
     last = table_rows(results)[3]
-    assert (last[3], last[4], last[5]) == ("-", "diverged", "2.0500")
+    assert last[3:7] == ["-", "-", "diverged", "2.0500"]
     assert "Diverged in some seed, and count as an infinite loss" in sentences(results)[-1]
     assert "tied at features=8, learning_rate=1" in sentences(results)[-1]
     write_results(tmp_path, results)
@@ -148,9 +252,10 @@ def test_an_arm_that_diverges_everywhere_has_no_best_rate(tmp_path):
 def test_one_seed_has_no_interval_and_says_so(tmp_path):
     losses = {"tied": np.array([[[4.0], [3.0]]]), "untied": np.array([[[3.5], [3.6]]])}
     results = results_of(losses, RATES[:2])
-    assert results.combinations[0].own["tied"].difference == Estimate(-0.5, None, (-0.5,))
+    assert results.combinations[0].own["tied"].difference == Difference(-0.5, None, (-0.5,))
     text = " ".join(sentences(results))
-    assert "over 1 seed; no interval" in text
+    assert "over the held-out text alone: it says nothing of other seeds" in text
+    assert "Outcome" not in text
     assert "on the very seed that is compared" in text
     write_sweep_page(tmp_path, results)
 

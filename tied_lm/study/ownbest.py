@@ -1,16 +1,14 @@
 """Arms at the rates that are best for each of them, compared without the luck of the choice."""
 
 import itertools
+import math
 
 import numpy as np
 from jaxtyping import Bool, Float
 
-from tied_lm.intervals import Ends, Estimate
+from tied_lm.intervals import Difference, Ends, outcome
 
 LEVEL = 0.05
-# Of the 2**S ways to swap two arms within S seeds, two are as extreme as what was seen, whatever was seen: of fewer
-# seeds than these they are more than 5 %.
-FEWEST_SEEDS = 6
 MOST_SWAPS = 2048
 TRIES = 32  # places on each side of the mean at which the interval is looked for
 
@@ -63,23 +61,37 @@ def p_value(arm: Float[np.ndarray, "R S"], baseline: Float[np.ndarray, "R S"], s
     return float(np.mean(differences_P >= differences_P[0] - rounding))
 
 
-def interval(arm: Float[np.ndarray, "R S"], baseline: Float[np.ndarray, "R S"]) -> Ends | None:
+def fewest_seeds(intervals: int) -> int | None:
+    """The seeds without which no difference is rare enough, since whatever is seen is one of the ways to swap.
+
+    Args:
+        intervals: how many hold at once; None if no number of seeds is enough for so many.
+    """
+    if LEVEL / intervals < 1 / MOST_SWAPS:
+        return None
+    return 1 + math.ceil(math.log2(intervals / LEVEL))
+
+
+def interval(arm: Float[np.ndarray, "R S"], baseline: Float[np.ndarray, "R S"], intervals: int = 1) -> Ends | None:
     """The 95% interval of the difference of the mean losses at the arms' own best rates.
 
     It holds the differences d of which it cannot be said that the arm less d is another arm than the baseline (see
     `p_value`).
 
+    Args:
+        intervals: how many hold at once with 95% (Bonferroni).
+
     Returns:
-        None for fewer than 6 seeds, of which no difference would be rare enough.
+        None for fewer seeds than `fewest_seeds`.
     """
-    seeds = arm.shape[1]
-    if seeds < FEWEST_SEEDS:
+    seeds, fewest = arm.shape[1], fewest_seeds(intervals)
+    if fewest is None or seeds < fewest:
         return None
     swaps = _swaps(seeds)
     mean = float((at_own_best(arm) - at_own_best(baseline)).mean())
 
     def is_possible(difference: float) -> bool:
-        return p_value(arm - difference, baseline, swaps) > LEVEL
+        return p_value(arm - difference, baseline, swaps) > LEVEL / intervals
 
     def bound(sign: float) -> float:
         """The farthest possible difference on one side; there the mean is possible, and what is far enough is not."""
@@ -98,17 +110,25 @@ def interval(arm: Float[np.ndarray, "R S"], baseline: Float[np.ndarray, "R S"]) 
     return bound(-1.0), bound(1.0)
 
 
-def difference(arm: Float[np.ndarray, "R S"], baseline: Float[np.ndarray, "R S"]) -> Estimate:
-    """The loss of an arm less that of the baseline, each at its own best rates.
+def difference(
+    arm: Float[np.ndarray, "R S"], baseline: Float[np.ndarray, "R S"], margin: float, intervals: int
+) -> Difference:
+    """The loss of an arm less that of the baseline, each at its own best rates. Few seeds describe, without an outcome.
 
     Args:
         arm, baseline: loss of each rate and seed, infinite where a rate diverged. There is no interval where one of
             them is measured at a rate at which the other diverged: they cannot be swapped there.
+        margin: the difference that matters.
+        intervals: how many hold at once.
     """
     trained = [np.isfinite(losses).all(axis=1) for losses in (arm, baseline)]
     by_seed_S = at_own_best(arm[trained[0]]) - at_own_best(baseline[trained[1]])
     both = trained[0] & trained[1]
-    ci95 = None
+    alone = together = None
     if both.any() and np.array_equal(by_seed_S, at_own_best(arm[both]) - at_own_best(baseline[both])):
-        ci95 = interval(arm[both], baseline[both])
-    return Estimate(float(by_seed_S.mean()), ci95, tuple(by_seed_S.tolist()))
+        alone = interval(arm[both], baseline[both])
+        together = interval(arm[both], baseline[both], intervals) if intervals > 1 else alone
+    said = None if together is None else outcome(*together, margin)
+    return Difference(
+        float(by_seed_S.mean()), alone, tuple(by_seed_S.tolist()), ci95_simultaneous=together, outcome=said
+    )

@@ -9,9 +9,9 @@ import numpy as np
 from jaxtyping import Float
 
 from tied_lm.files import write_json
-from tied_lm.intervals import Difference, Estimate, HeldoutEstimate
+from tied_lm.intervals import Crossed, Difference, Estimate, HeldoutEstimate
 from tied_lm.study.ownbest import at_own_best, difference
-from tied_lm.study.summary import read_summary
+from tied_lm.study.summary import Summary, read_summary
 from tied_lm.study.sweep import Point, Sweep
 
 RESULTS = "results.json"
@@ -30,10 +30,16 @@ class PointResult:
     diverged: dict[str, str]  # reason by arm
     eval_loss: dict[str, HeldoutEstimate | None]
     differences: dict[str, Difference | None]
+    caveats: dict[str, tuple[str, ...]]  # sentences by arm
 
     @classmethod
-    def of(cls, point: Point) -> "PointResult":
-        summary, arms = read_summary(point.place), point.plan.arms
+    def of(cls, point: Point, summary: Summary, intervals: int) -> "PointResult":
+        """One of the points of a table.
+
+        Args:
+            intervals: how many of differences hold at once in the table.
+        """
+        arms = point.plan.arms
         return cls(
             index=point.index,
             folder=point.place.name,
@@ -41,8 +47,23 @@ class PointResult:
             parameters={name: arm.trainer.account()["total"] for name, arm in arms.items()},
             diverged={name: arm.reason for name, arm in summary.diverged.items()},
             eval_loss={name: summary.arms[name].eval_loss if name in summary.arms else None for name in arms},
-            differences={name: summary.differences.get(name) for name in arms if name != summary.baseline},
+            differences={
+                name: _among(intervals, summary, name) if name in summary.differences else None
+                for name in arms
+                if name != summary.baseline
+            },
+            caveats={name: arm.caveats for name, arm in summary.arms.items()},
         )
+
+
+def _among(intervals: int, summary: Summary, arm: str) -> Difference:
+    """A difference of a comparison with an interval that holds together with those of others."""
+    assert summary.clusters is not None  # since there is a difference
+    assert summary.margin is not None
+    alone = summary.differences[arm]
+    found = Crossed.of_estimate(alone, summary.clusters.count).difference(summary.margin, intervals)
+    together = {name: getattr(found, name) for name in ("ci95_simultaneous", "outcome", "seeds_to_decide")}
+    return dataclasses.replace(alone, **together)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +79,7 @@ class OwnBest:
     rates: Settings
     at_edge: list[str]  # which of them lie at an edge of the grid
     eval_loss: Estimate
-    difference: Estimate | None  # to the baseline at its own
+    difference: Difference | None  # to the baseline at its own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,11 +94,14 @@ class Combination:
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """What a finished sweep found. Losses are held-out, in nats a token, at the last step."""
+    """What a finished sweep found. Losses are held-out, in nats a token, at the last step. Of the differences, those of
+    all points hold at once, and so do those of all arms at their own best rates."""
 
     arms: list[str]
     baseline: str
     seeds: int
+    margin: float
+    looks: tuple[int, ...]  # numbers of seeds at which a point was looked at
     grid: dict[str, list[Any]]
     matched: bool
     points: list[PointResult]
@@ -87,26 +111,42 @@ class Results:
     @classmethod
     def of(cls, sweep: Sweep) -> "Results":
         comparison = sweep.points[0].plan.comparison
-        points = [PointResult.of(point) for point in sweep.points]
+        summaries = [read_summary(point.place) for point in sweep.points]
+        intervals = sum(len(summary.differences) for summary in summaries)
+        points = [PointResult.of(*pair, intervals) for pair in zip(sweep.points, summaries, strict=True)]
         rates = [field for field in RATES if field in sweep.values["grid"]]
         return cls(
             arms=list(comparison.arms),
             baseline=comparison.baseline,
             seeds=comparison.seeds,
+            margin=comparison.margin,
+            looks=max((summary.looks for summary in summaries), key=len),
             grid=sweep.values["grid"],
             matched=any(point.plan.matched.arms for point in sweep.points),
             points=points,
             rates=rates,
-            combinations=own_best_rates(points, rates, comparison.baseline),
+            combinations=own_best_rates(points, rates, comparison.baseline, comparison.margin),
         )
 
 
-def own_best_rates(points: Sequence[PointResult], rates: Sequence[str], baseline: str) -> list[Combination]:
+def own_best_rates(
+    points: Sequence[PointResult], rates: Sequence[str], baseline: str, margin: float
+) -> list[Combination]:
     """The arms at their own best rates for each combination of the other fields; none without rates."""
     groups: dict[str, list[PointResult]] = {}
     for point in points if rates else ():
         groups.setdefault(repr(_without(point.settings, rates)), []).append(point)
-    return [_combination(group, rates, baseline) for group in groups.values()]
+    found = [{arm: _own_best(group, rates, arm) for arm in group[0].eval_loss} for group in groups.values()]
+    intervals = sum(bool(best and own[baseline]) for own in found for arm, best in own.items() if arm != baseline)
+    combinations = []
+    for group, own in zip(groups.values(), found, strict=True):
+        base, settings = own[baseline], _without(group[0].settings, rates)
+        for arm, best in own.items():
+            if best and base and arm != baseline:
+                against = difference(_losses(group, arm), _losses(group, baseline), margin, intervals)
+                own[arm] = dataclasses.replace(best, difference=against)
+        combinations.append(Combination(settings, group[0].parameters, base.index if base else None, own))
+    return combinations
 
 
 def write_results(place: Path, results: Results) -> None:
@@ -116,17 +156,6 @@ def write_results(place: Path, results: Results) -> None:
 
 def _without(settings: Settings, fields: Sequence[str]) -> Settings:
     return {field: value for field, value in settings.items() if field not in fields}
-
-
-def _combination(group: Sequence[PointResult], rates: Sequence[str], baseline: str) -> Combination:
-    own = {arm: _own_best(group, rates, arm) for arm in group[0].eval_loss}
-    base = own[baseline]
-    for arm, found in own.items():
-        if found is not None and base is not None and arm != baseline:
-            against = difference(_losses(group, arm), _losses(group, baseline))
-            own[arm] = dataclasses.replace(found, difference=against)
-    settings = _without(group[0].settings, rates)
-    return Combination(settings, group[0].parameters, None if base is None else base.index, own)
 
 
 def _losses(group: Sequence[PointResult], arm: str) -> Float[np.ndarray, "R S"]:
