@@ -12,5 +12,7 @@ __all__, __getattr__, __dir__ = door(
         "matrix": "MatrixGeometry effective_rank isotropy mean_cosine measure_matrix norm_slope participation_ratio",
         "movement": "CommonDrift Drift common_drift measure_drift",
         "likeness": "Comparison Likeness compare_matrices",
+        "predictions": "Predictions measure_predictions",
+        "shares": "Shares measure_shares",
     },
 )
