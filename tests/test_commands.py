@@ -155,7 +155,7 @@ def test_words_in_the_layout_of_ptb(tmp_path):
 
 def test_comparison_leaves_what_it_promises(small):
     place, out = small
-    assert (place / "report.html").read_text().count("<svg") == 5
+    assert (place / "report.html").read_text().count("<svg") == 6
     assert "http://" not in (place / "report.html").read_text().replace("http://www.w3.org", "").replace(
         "http://purl.org", ""
     ).replace("http://creativecommons.org", "")

@@ -67,6 +67,7 @@ def interval(values: Sequence[float]) -> Ends | None:
 Scale = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 SHARE: Scale = (special.logit, special.expit)
 COSINE: Scale = (np.arctanh, np.tanh)  # Fisher's z
+RATIO: Scale = (np.log, np.exp)
 
 
 def summarize(values: Sequence[float], scale: Scale | None = None) -> Estimate:

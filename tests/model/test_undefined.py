@@ -13,7 +13,7 @@ from tests.test_commands import SMALL
 from tied_lm import open_run
 from tied_lm.files import write_json
 from tied_lm.intervals import summarize
-from tied_lm.study.report import _median
+from tied_lm.study.report import moves
 from tied_lm.study.verdict import with_interval
 
 # No lookup reaches the matrix, so that its share is 0, and it has no cosine with anything.
@@ -65,13 +65,14 @@ def test_the_mean_is_of_the_seeds_in_which_there_is_a_value():
 
 
 def test_a_row_of_zero_has_no_relative_update():
-    updates, weights = np.array([[1.0, 2.0, 9.0], [1.0, 1.0, 1.0]]), np.array([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
-    assert _median(updates, weights) == pytest.approx([1.5, np.nan], nan_ok=True)
+    assert moves(np.array([1.0, 2.0, 9.0]), np.array([1.0, 1.0, 0.0])) == (1.5, 1.0)
+    assert moves(np.ones(3), np.zeros(3)) == pytest.approx((np.nan, 1.0), nan_ok=True)
 
 
 def test_rows_that_did_not_move_and_steps_without_an_update_have_no_part_in_the_median():
-    updates = np.array([[0.0, 0.0, 0.0, 0.2, 0.4], [np.nan] * 5])
-    assert _median(updates, np.ones((2, 5))) == pytest.approx([0.3, np.nan], nan_ok=True)
+    assert moves(np.array([0.0, 0.0, 0.0, 0.2, 0.4]), np.ones(5)) == pytest.approx((0.3, 0.4))
+    assert moves(np.zeros(5), np.ones(5)) == pytest.approx((np.nan, 0.0), nan_ok=True)
+    assert moves(np.full(5, np.nan), np.ones(5)) == pytest.approx((np.nan, np.nan), nan_ok=True)
 
 
 def test_no_file_says_nan(tmp_path):

@@ -1,66 +1,28 @@
 """The summary as pictures: one self-contained HTML file."""
 
 import html
-import io
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import matplotlib as mpl
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tied_lm.bands import NAMES
-from tied_lm.files import replace
-from tied_lm.intervals import Estimate, Scale, summarize
+from tied_lm.intervals import RATIO, SHARE, Estimate, Scale, summarize
 from tied_lm.record.reader import Run, open_run
 from tied_lm.rows import PARTS
 from tied_lm.study.heldout import Heldout
+from tied_lm.study.page import COLORS, html_table, new_figure, svg, write_page
 from tied_lm.study.summary import SCALES, Summary
 from tied_lm.study.verdict import accounts, arm_table, conclusions, intervals
 
 REPORT = "report.html"
 UNDEFINED = Estimate(math.nan, None, ())
-# Okabe and Ito's colours, which stay apart for colour-blind readers.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
-table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .25rem .5rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; }
-.wide { overflow-x: auto; } svg { max-width: 100%; height: auto; } .note { color: #555; font-size: .9rem; }
-"""
-
-
-def svg(figure: Figure) -> str:
-    """The figure as an element of a page."""
-    buffer = io.StringIO()
-    # A fixed salt, so that one summary always gives one file.
-    with mpl.rc_context({"svg.hashsalt": "tied_lm"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    text = buffer.getvalue()
-    return text[text.index("<svg") :]
-
-
-def new_figure(panels: int, height: float = 3.6) -> tuple[Figure, list[Axes]]:
-    """So many panels in the style of all figures, at most three in a row; `height` is that of a row."""
-    columns = min(panels, 3)
-    rows = -(-panels // columns)
-    figure = Figure(figsize=(10, rows * height), layout="constrained")
-    axes = list(figure.subplots(rows, columns, squeeze=False).ravel())
-    for ax in axes[panels:]:
-        ax.remove()
-    axes = axes[:panels]
-    for ax in axes:
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.grid(color="#eee")
-        ax.set_axisbelow(True)
-    return figure, axes
 
 
 def _curve(
@@ -72,8 +34,7 @@ def _curve(
     scale: Scale | None = None,
 ) -> None:
     """The mean over the seeds in which there is a value, and its 95% t interval, taken on a scale, as a band."""
-    found = [summarize(column.tolist(), scale) if not np.isnan(column).all() else UNDEFINED for column in values.T]
-    _shaded(ax, x, found, style, label)
+    _shaded(ax, x, [_summarized(column, scale) for column in values.T], style, label)
 
 
 def _shaded(
@@ -81,14 +42,16 @@ def _shaded(
 ) -> None:
     """Means, and their 95% intervals as a band."""
     found = list(estimates)
-    ax.plot(x, [one.mean for one in found], **style, label=label, lw=1.5)
+    ax.plot(x, [one.mean for one in found], **style, label=label)
     low, high = np.array([one.shown or (math.nan, math.nan) for one in found]).T
     ax.fill_between(x, low, high, color=style["color"], alpha=0.2, lw=0)
 
 
 def _styles() -> Iterator[dict[str, Any]]:
     """Colours, then the same with other lines."""
-    return ({"color": color, "ls": line} for line in itertools.cycle(("-", "--", ":", "-.")) for color in COLORS)
+    return (
+        {"color": color, "ls": line, "lw": 1.5} for line in itertools.cycle(("-", "--", ":", "-.")) for color in COLORS
+    )
 
 
 def _scalars(runs: list[Run], tag: str) -> tuple[Float[np.ndarray, "T"], Float[np.ndarray, "seeds T"]]:
@@ -96,9 +59,10 @@ def _scalars(runs: list[Run], tag: str) -> tuple[Float[np.ndarray, "T"], Float[n
     return np.array(list(found[0])), np.array([list(values.values()) for values in found])
 
 
-def _legend(ax: Axes, entries: int) -> None:
-    """Smaller where there is much to name."""
-    ax.legend(frameon=False, fontsize="medium" if entries <= 4 else "x-small", ncols=1 if entries <= 4 else 2)
+def _legend(figure: Figure) -> None:
+    """Below the panels, which name the same things."""
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 4), frameon=False)
 
 
 def _log_steps(ax: Axes) -> None:
@@ -117,7 +81,7 @@ def _losses(runs: Mapping[str, list[Run]], summary: Summary) -> Figure:
         for ax, key in zip(axes, ("eval_loss", "excess"), strict=False):
             _shaded(ax, np.array(list(heldout)), [getattr(one, key) for one in measures], style, name)
     axes[0].set(xlabel="updates", ylabel="held-out loss, nats a token")
-    _legend(axes[0], len(runs))
+    _legend(figure)
     if law is not None:
         axes[0].axhline(law, color="#888", ls="--", lw=1)
         words = "the true law on the same tokens"
@@ -147,22 +111,27 @@ def _norms_by_rank(runs: Mapping[str, list[Run]], summary: Summary) -> Figure:
     return figure
 
 
-def _share_by_band(summary: Summary, tied: list[str]) -> Figure:
+def _by_band(ax: Axes, bands: Sequence[str], values: Mapping[str, Sequence[Estimate]]) -> None:
+    """Means in each band with their 95% intervals, side by side."""
+    for i, (style, (label, found)) in enumerate(zip(_styles(), values.items(), strict=False)):
+        x = np.arange(len(bands)) + min(0.12, 0.7 / len(values)) * (i - (len(values) - 1) / 2)
+        mean = np.array([one.mean for one in found])
+        low, high = np.array([one.shown or (math.nan, math.nan) for one in found]).T
+        ax.errorbar(x, mean, [mean - low, high - mean], fmt="o", ms=4, color=style["color"], label=label, capsize=2)
+    ax.set_xticks(range(len(bands)), bands)
+    ax.set_xlabel("band (0: most frequent rows)")
+
+
+def _share_by_band(summary: Summary, tied: list[str], bands: Sequence[str]) -> Figure:
     figure, axes = new_figure(2)
-    names = [name for name in NAMES if name in summary.arms[tied[0]].bands]
     for ax, key in zip(axes, ("share", "cosine"), strict=True):
-        for i, (style, arm) in enumerate(zip(_styles(), tied, strict=False)):
-            x = np.arange(len(names)) + min(0.12, 0.7 / len(tied)) * (i - (len(tied) - 1) / 2)
-            values = [getattr(summary.arms[arm].bands[band], key) or UNDEFINED for band in names]
-            mean = np.array([v.mean for v in values])
-            low, high = np.array([v.shown or (math.nan, math.nan) for v in values]).T
-            ax.errorbar(x, mean, [mean - low, high - mean], fmt="o", ms=4, color=style["color"], label=arm, capsize=2)
-        ax.set_xticks(range(len(names)), names)
-        ax.set(xlabel="band (0: most frequent rows)", ylabel=f"lookup's {key}" if key == "share" else key)
+        found = {arm: [getattr(summary.arms[arm].bands[band], key) or UNDEFINED for band in bands] for arm in tied}
+        _by_band(ax, bands, found)
+        ax.set_ylabel(f"lookup's {key}" if key == "share" else key)
     axes[0].set_ylim(0, 1)
     axes[1].set_ylim(-1, 1)
     axes[1].axhline(0, color="#888", lw=1)
-    _legend(axes[0], len(tied))
+    _legend(figure)
     return figure
 
 
@@ -176,49 +145,87 @@ def _share_over_time(runs: Mapping[str, list[Run]], tied: list[str]) -> Figure:
     axes[0].set_ylim(0, 1)
     axes[1].set_ylim(-1, 1)
     axes[1].axhline(0, color="#888", lw=1)
-    _legend(axes[0], len(tied))
+    _legend(figure)
     return figure
 
 
-def _median(updates_TxV: Float[np.ndarray, "T V"], weights_TxV: Float[np.ndarray, "T V"]) -> list[float]:
-    """The median of the relative updates at each step, of the rows that moved and were not 0; NaN if there is none."""
-    pairs = zip(updates_TxV, weights_TxV, strict=True)
-    rows = [u[(u > 0) & (w > 0)] / w[(u > 0) & (w > 0)] for u, w in pairs]
-    return [float(np.median(row)) if row.size else np.nan for row in rows]
+def moves(updates_V: Float[np.ndarray, "V"], weights_V: Float[np.ndarray, "V"]) -> tuple[float, float]:
+    """How far an update moved rows, and how many: the median of |update| / |row| over those that moved and were not 0,
+    and the share of the rows that moved. NaN without such rows, and where there was no update."""
+    moved_V = updates_V > 0
+    of = moved_V & (weights_V > 0)
+    size = float(np.median(updates_V[of] / weights_V[of])) if of.any() else math.nan
+    return size, math.nan if np.isnan(updates_V).all() else float(moved_V.mean())
 
 
-def _relative_updates(runs: Mapping[str, list[Run]]) -> Figure:
-    figure, (ax,) = new_figure(1)
-    styles = _styles()
-    for name, arm_runs in runs.items():
-        data = [run.rows for run in arm_runs]
-        for field in sorted(f for f in map(str, data[0]) if f.startswith("update")):
-            weight = field.replace("update", "weight")
-            ratio = [_median(d[field].values, d[weight].values) for d in data]
-            label = f"{name}: {field.removeprefix('update_').replace('update', 'embedding')}"
-            _curve(ax, data[0]["step"].values, np.array(ratio), next(styles), label)
-    ax.set(yscale="log", ylabel="|update| / |row|, rows that moved")
-    _log_steps(ax)
-    _legend(ax, len(runs))
+class Moves(NamedTuple):
+    """What `moves` says of a run, by parameter."""
+
+    steps: Int[np.ndarray, "T"]
+    whole: dict[str, Float[np.ndarray, "T 2"]]  # of all rows, at each recorded step
+    by_band: dict[str, Float[np.ndarray, "G 2"]]  # at the last update that was recorded
+
+    @classmethod
+    def of(cls, run: Run, bands: Sequence[str]) -> "Moves":
+        data, whole, by_band = run.rows, {}, {}
+        rows = [data["band"].values == NAMES.index(band) for band in bands]
+        for field in sorted(name for name in map(str, data) if name.startswith("update")):
+            update, weight = data[field].values, data[field.replace("update", "weight")].values
+            name = field.removeprefix("update_").replace("update", "embedding")
+            whole[name] = np.array(list(map(moves, update, weight)))
+            # The last step has no update.
+            by_band[name] = np.array([moves(update[-2, of], weight[-2, of]) for of in rows])
+        return cls(data["step"].values, whole, by_band)
+
+
+def _label_moves(sizes: Axes, shares: Axes) -> None:
+    sizes.set(yscale="log", ylabel="|update| / |row|, rows that moved")
+    shares.set(ylim=(-0.03, 1.03), ylabel="share of rows that moved")
+
+
+def _moves_over_time(found: Mapping[str, list[Moves]]) -> Figure:
+    figure, axes = new_figure(2)
+    lines = [(name, parameter) for name, of_arm in found.items() for parameter in of_arm[0].whole]
+    for i, (style, (name, parameter)) in enumerate(zip(_styles(), lines, strict=False)):
+        of_arm = found[name]
+        for ax, k, scale in zip(axes, (0, 1), (RATIO, SHARE), strict=True):
+            values = np.array([one.whole[parameter][:, k] for one in of_arm])
+            # All rows of many arms move: a thinner line leaves those below it to be seen.
+            width = {"lw": 1.5 + 3 * (1 - (i + 1) / len(lines)) if k else 1.5}
+            _curve(ax, of_arm[0].steps, values, style | width, f"{name}: {parameter}", scale)
+    _label_moves(*axes)
+    for ax in axes:
+        _log_steps(ax)
+    _legend(figure)
     return figure
 
 
-def write_page(path: Path, title: str, parts: list[str]) -> None:
-    """Replace a self-contained HTML file in one go."""
-    head = f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}</title><style>{STYLE}</style>"
-    replace(path, "\n".join([head, f"<h1>{html.escape(title)}</h1>", *parts, "</html>\n"]).encode())
+def _moves_by_band(found: Mapping[str, list[Moves]], bands: Sequence[str]) -> Figure:
+    figure, axes = new_figure(2)
+    for ax, k, scale in zip(axes, (0, 1), (RATIO, SHARE), strict=True):
+        values = {
+            f"{name}: {parameter}": [
+                _summarized(values_S, scale)
+                for values_S in np.array([one.by_band[parameter][:, k] for one in of_arm]).T
+            ]
+            for name, of_arm in found.items()
+            for parameter in of_arm[0].by_band
+        }
+        _by_band(ax, bands, values)
+    _label_moves(*axes)
+    _legend(figure)
+    return figure
 
 
-def html_table(rows: list[list[str]]) -> str:
-    """A table whose first row is its head."""
-    head, *body = [[html.escape(cell) for cell in row] for row in rows]
-    lines = ["<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in body]
-    return f"<table><tr>{''.join(f'<th>{cell}</th>' for cell in head)}</tr>{''.join(lines)}</table>"
+def _summarized(values: Float[np.ndarray, "seeds"], scale: Scale | None) -> Estimate:
+    return UNDEFINED if np.isnan(values).all() else summarize(values.tolist(), scale)
 
 
 def _sections(runs: Mapping[str, list[Run]], summary: Summary) -> list[tuple[str, str, Figure]]:
     """Title, note and picture of each section."""
     tied = [name for name, arm in summary.arms.items() if arm.tied]
+    bands = [band for band in NAMES if band in next(iter(summary.arms.values())).bands]
+    moved = {name: [Moves.of(run, bands) for run in of_arm] for name, of_arm in runs.items()}
     probe = f"Over a probe of N = {summary.probe_tokens:,} held-out tokens"
     sections = [
         (
@@ -241,7 +248,7 @@ def _sections(runs: Mapping[str, list[Run]], summary: Summary) -> list[tuple[str
                 f"{probe}, at the last step. Share is |lookup|² / (|lookup|² + |scoring|²) over the rows of the band; "
                 "with a negative cosine the two uses pull against each other. Bars: 95% t interval over seeds, at this "
                 "probe.",
-                _share_by_band(summary, tied),
+                _share_by_band(summary, tied, bands),
             ),
             (
                 "The lookup against the scoring, over training",
@@ -249,14 +256,20 @@ def _sections(runs: Mapping[str, list[Run]], summary: Summary) -> list[tuple[str
                 _share_over_time(runs, tied),
             ),
         ]
-    sections.append(
+    sections += [
         (
             "How far an update moves a row",
-            "Size of the applied update relative to the row's own norm, median over the rows that moved: this alone "
-            "can be compared between tied and untied models.",
-            _relative_updates(runs),
-        )
-    )
+            "Left, the size of the applied update relative to the row's own norm, median over the rows that moved: "
+            "this alone can be compared between tied and untied models. Right, the share of the rows that moved at "
+            "all. Shade: 95% t interval over seeds, on a log and a logit scale.",
+            _moves_over_time(moved),
+        ),
+        (
+            "How far an update moves a row, by band",
+            "The same of the last recorded update. Bars: 95% t interval over seeds.",
+            _moves_by_band(moved, bands),
+        ),
+    ]
     return sections
 
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from tied_lm.intervals import Difference, Estimate
 from tied_lm.study.ownbest import fewest_seeds
-from tied_lm.study.report import COLORS, html_table, new_figure, svg, write_page
+from tied_lm.study.page import COLORS, html_table, new_figure, svg, write_page
 from tied_lm.study.sweep import short_names, show
 from tied_lm.study.sweepresults import Combination, Results, Settings
 from tied_lm.study.verdict import looks, table, with_interval
