@@ -1,8 +1,10 @@
 """Files that are whole after a crash, and JSON that tells when it was changed."""
 
 import contextlib
+import errno
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,14 @@ SEAL = "crc32c"  # the last key of a JSON file: the checksum of the others, as t
 
 class Damaged(RuntimeError):
     """A file that cannot be trusted; the message names it and says what can be done."""
+
+
+def refused(place: Path, error: Exception) -> OSError | None:
+    """The system's own error of a write that it refused, of which tensorstore tells among much else; else None."""
+    found = re.search(r"os_error_code='(\d+)'", str(error))
+    if found is None or int(found[1]) not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES):
+        return None
+    return OSError(int(found[1]), os.strerror(int(found[1])), str(place))
 
 
 def sync(path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import tensorstore as ts
 from jaxtyping import Float
 
-from tied_lm.files import AGAIN, Damaged, checksum, replace, sync_folders
+from tied_lm.files import AGAIN, Damaged, checksum, refused, replace, sync_folders
 
 STEPS_IN_CHUNK = 64
 STEPS_IN_BLOCK = 32  # written at once; half a chunk, to hold less in memory
@@ -94,6 +94,8 @@ def readable(folder: Path) -> Iterator[None]:
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RuntimeError) as error:
         if isinstance(error, Damaged):
             raise
+        if reported := refused(folder, error):
+            raise reported from error
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise Damaged(f"{folder} is damaged ({reason}); {AGAIN}") from error
 
@@ -254,7 +256,8 @@ class RowLog:
         try:
             self._flush()
         except ValueError as error:  # so tensorstore tells of a full disk, or of a folder that went away
-            raise OSError(f"{self.folder} cannot be written ({str(error).splitlines()[0][:200]})") from error
+            reason = str(error).splitlines()[0][:200]
+            raise refused(self.folder, error) or OSError(f"{self.folder} cannot be written ({reason})") from error
 
     def _flush(self) -> None:
         start, end = self.length, self.length + len(self.pending)

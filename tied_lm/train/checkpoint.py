@@ -18,7 +18,7 @@ from orbax.checkpoint import checkpoint_managers as policies
 
 from tied_lm.checks import ConfigError, choose
 from tied_lm.config import differing_fields
-from tied_lm.files import Damaged
+from tied_lm.files import Damaged, refused
 from tied_lm.train.step import TrainState
 
 METRIC = "loss/eval"
@@ -50,12 +50,13 @@ def _unheard() -> Iterator[None]:
 
 
 def _needs_attention(record: logging.LogRecord) -> bool:
-    """Orbax tells of each save at length, and warns of what is meant so: not for the user, unlike what is left."""
+    """Orbax tells of each save at length, and warns of what is meant so: not for the user, unlike what is left. The
+    error of a save comes out of `wait`, without its traceback."""
     if "/orbax/" not in record.pathname:
         return True
     message = record.getMessage()
     meant = "did not provide metrics" in message or "is read only" in message
-    return record.levelno >= logging.WARNING and not meant
+    return record.levelno >= logging.WARNING and not meant and record.exc_info is None
 
 
 class Checkpoints:
@@ -97,14 +98,15 @@ class Checkpoints:
             phase: of the model, which decides the structure of the state.
         """
         host = jax.device_get(state)
-        saved = self.manager.save(
-            int(host.step),
-            args=ocp.args.Composite(
-                state=ocp.args.StandardSave(host),
-                about=ocp.args.JsonSave({"config": config, "sha256": _digest(host), "phase": phase}),
-            ),
-            metrics=None if loss is None else {METRIC: loss},
-        )
+        with self._writing():
+            saved = self.manager.save(
+                int(host.step),
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(host),
+                    about=ocp.args.JsonSave({"config": config, "sha256": _digest(host), "phase": phase}),
+                ),
+                metrics=None if loss is None else {METRIC: loss},
+            )
         if not saved:
             raise RuntimeError(f"the checkpoint of step {int(host.step)} was not saved in {self.folder}")
 
@@ -178,7 +180,25 @@ class Checkpoints:
             allowed = f"checkpoints of the run's config; that of step {step} has {'; '.join(differences)}"
             raise ConfigError("checkpoints", str(self.folder), allowed)
 
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """An error of a save as one that names the folder: here, in a call that comes after it, all kinds come out."""
+        try:
+            yield
+        except Exception as error:
+            reason = f"the checkpoints in {self.folder} cannot be written ({_reason(error)})"
+            raise refused(self.folder, error) or OSError(reason) from error
+
+    def wait(self) -> None:
+        """Wait for saves under way.
+
+        Raises:
+            OSError: one of them failed.
+        """
+        with self._writing():
+            self.manager.wait_until_finished()
+
     def close(self) -> None:
         """Wait for saves under way; an error in one is raised here."""
-        self.manager.wait_until_finished()
+        self.wait()
         self.manager.close()

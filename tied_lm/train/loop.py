@@ -105,6 +105,7 @@ def train_run(
         Diverged: a loss, a gradient or a parameter is not finite.
         Damaged: the newest checkpoint cannot be used.
         ConfigError: the folder belongs to another config.
+        OSError: the disk does not take what is written; what was saved before stays good.
     """
     values = run_values(config, stream)
     folder.check(place, values)
@@ -119,6 +120,10 @@ def train_run(
             _Loop(trainer, config, stream, place, checkpoints, progress, schedule or Schedule.of(config)).run(stop)
     except Diverged as error:
         raise Diverged(f"{error} in {place}; a lower optimizer.learning_rate may help") from None
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(place)) from error
     finally:
         checkpoints.close()
 
@@ -179,7 +184,7 @@ class _Loop:
         try:
             last = self._run(stop)
             # A run is complete once its metrics hold the last step, so all else is on the disk before that.
-            self.checkpoints.manager.wait_until_finished()
+            self.checkpoints.wait()
             self._write(last)
         finally:
             try:
