@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from configs import toy
+from tests import linen
 from tied_lm.config import Config, build_run, override
 
 MAPPINGS = Path("/proc/self/maps")  # of Linux
@@ -33,6 +34,12 @@ def few_programs() -> Iterator[None]:
         import jax
 
         jax.clear_caches()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile in a hurry for the quick tests, most of whose time that would take; XLA_FLAGS, set or empty, win."""
+    if config.option.markexpr == "not slow":
+        os.environ.setdefault("XLA_FLAGS", " ".join(f"--{name}={value}".lower() for name, value in linen.HURRY.items()))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -210,6 +210,7 @@ def run_in(folder: Path, *arguments: str, **environment: str) -> subprocess.Comp
 SHORT = [*SMALL, "--config.train.steps=5", "--config.compare.seeds=1"]
 
 
+@pytest.mark.slow
 def test_64_bits_and_another_folder_give_the_same_numbers(tmp_path):
     done = run_in(tmp_path, "experiments.train", "--workdir=a", *SHORT)
     assert done.returncode == 0, done.stderr
@@ -220,6 +221,7 @@ def test_64_bits_and_another_folder_give_the_same_numbers(tmp_path):
         tiny.assert_same_bits(*(tiny.dataset(tmp_path / run / name) for run in "ab"))
 
 
+@pytest.mark.slow
 def test_a_locale_of_ascii_changes_the_terminal_alone(tmp_path):
     place, text = tmp_path / "run", tmp_path / "é.txt"
     text.write_text("naïve café, ça va ␣ " * 200, encoding="utf-8")
@@ -260,6 +262,7 @@ def test_no_home_is_told(monkeypatch, capsys):
     assert "compiled programs are not kept: XDG_CACHE_HOME = nothing" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_home_that_cannot_be_written_costs_the_cache_alone(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     home = str(tmp_path / "file" / "home")

@@ -113,6 +113,7 @@ def test_text_is_learned_beyond_its_unigrams(tmp_path):
         assert arm["eval_loss"]["mean"] < unigram - 0.3
 
 
+@pytest.mark.slow
 def test_own_text_by_one_flag(tmp_path):
     text = tmp_path / "own.txt"
     text.write_text("the cat sat on the mat. " * 100)
@@ -128,6 +129,7 @@ def test_own_text_by_one_flag(tmp_path):
     assert config["text_train"]["bytes"] + config["text_heldout"]["bytes"] == text.stat().st_size
 
 
+@pytest.mark.slow
 def test_words_in_the_layout_of_ptb(tmp_path):
     rng = np.random.default_rng(0)
     for part, lines in (("train", 300), ("valid", 100)):
@@ -213,7 +215,7 @@ def test_a_single_run(tmp_path):
     assert "nothing was changed" in done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_stop_loses_nothing(tmp_path, number):
     # Steps are many, so that the signal falls into the first run.
     arguments = [*SMALL, "--config.train.steps=100000", "--config.compare.seeds=1", "--config.checkpoint.every=500"]

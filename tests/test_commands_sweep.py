@@ -36,6 +36,7 @@ def here(monkeypatch, capsys):
     return call_main
 
 
+@pytest.mark.slow
 def test_a_grid_point_by_point_and_by_workers(tmp_path, here):
     place = tmp_path / "sweep"
     arguments = [f"--workdir={place}", *SHORT, "--grid=data.reversibility=0,1", "--grid", "seed=3,4"]
@@ -81,6 +82,7 @@ def test_a_grid_point_by_point_and_by_workers(tmp_path, here):
         here(*arguments[:-1], "seed=3,5")
 
 
+@pytest.mark.slow
 def test_a_point_that_fails_or_diverges_does_not_end_the_sweep(tmp_path, here, capsys):
     place = tmp_path / "sweep"
     grid = ["--config.optimizer.name=sgd", "--grid=optimizer.learning_rate=0.1,1e20"]
@@ -118,6 +120,7 @@ def steps_in(checkpoints):
     return [int(p.name) for p in checkpoints.glob("*") if p.name.isdecimal()]
 
 
+@pytest.mark.slow
 def test_an_interrupt_reaches_the_workers_and_loses_nothing(tmp_path):
     place = tmp_path / "sweep"
     arguments = [*SHORT, "--config.train.steps=100000", "--config.checkpoint.every=50", "--grid=seed=3,4"]

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import threading
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from configs import toy
 from tied_lm import bands
 from tied_lm.config import Config, build_run, override
 from tied_lm.record.scalars import read_metrics
+from tied_lm.study.plan import Plan
 from tied_lm.train.build import build_stream
 from tied_lm.train.checkpoint import Checkpoints
 from tied_lm.train.loop import train_run
@@ -95,6 +97,13 @@ def trainer_of(config: Config) -> Trainer:
     if key not in _trainers:
         _trainers[key] = new_trainer(config)
     return _trainers[key]
+
+
+def plan_of(values: Mapping[str, Any]) -> Plan:
+    """The plan of a comparison whose arms have the trainers that all tests share."""
+    plan = Plan.of(values)
+    arms = {name: dataclasses.replace(arm, trainer=trainer_of(arm.config)) for name, arm in plan.arms.items()}
+    return dataclasses.replace(plan, arms=arms)
 
 
 def train(place: Path, config: Config, stop_after: int | None = None, trainer: Trainer | None = None) -> None:

@@ -7,7 +7,6 @@ import pytest
 from tests import tiny
 from tied_lm.config import override
 from tied_lm.study import comparison as c
-from tied_lm.study.plan import Plan
 from tied_lm.study.summary import read_summary
 from tied_lm.study.verdict import verdict
 from tied_lm.train.loop import Interrupted
@@ -32,7 +31,7 @@ def complete(place, values, stop=False, start=start_none):
     event = threading.Event()
     if stop:
         event.set()
-    plan = Plan.of(values)
+    plan = tiny.plan_of(values)
     c.check_folder(place, plan.values)
     c.complete(place, plan, event, start)
     return plan, read_summary(place)
@@ -67,7 +66,7 @@ def test_an_interrupted_one_is_continued_and_takes_more_seeds(wild, tmp_path):
             event.set()
         return lambda updates: None
 
-    plan = Plan.of(wild)
+    plan = tiny.plan_of(wild)
     with pytest.raises(Interrupted):
         c.complete(tmp_path, plan, event, start)
     assert started == [("tied", 0), ("untied", 0), ("wild", 0), ("tied", 1), ("untied", 1)]
@@ -76,7 +75,7 @@ def test_an_interrupted_one_is_continued_and_takes_more_seeds(wild, tmp_path):
     complete(tmp_path, wild, start=start)
     assert ("wild", 0) not in started
     wild["compare"]["seeds"] = 3
-    assert not c.is_complete(tmp_path, Plan.of(wild))
+    assert not c.is_complete(tmp_path, tiny.plan_of(wild))
     _, summary = complete(tmp_path, wild, start=start)
     assert "wild" not in {arm for arm, _ in started}
     assert [len(arm.eval_loss.per_seed) for arm in summary.arms.values()] == [3, 3]

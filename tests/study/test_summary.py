@@ -14,7 +14,7 @@ from tied_lm.intervals import Crossed
 from tied_lm.record.reader import open_run
 from tied_lm.study import comparison as c
 from tied_lm.study.heldout import ClusterCount
-from tied_lm.study.plan import Plan, name_of
+from tied_lm.study.plan import name_of
 from tied_lm.study.summary import read_summary, write_summary
 from tied_lm.study.verdict import verdict
 
@@ -23,7 +23,7 @@ def plan(*overrides):
     values = toy.get_config().to_dict()
     for text in (*tiny.FIELDS, "train.steps=6", "optimizer.warmup_steps=2", *overrides):
         override(values, *text.split("=", 1))
-    return Plan.of(values)
+    return tiny.plan_of(values)
 
 
 def complete(place, made):
