@@ -1,6 +1,7 @@
 """The default experiment: a toy token stream on which a tied model can be as good as an untied one.
 
-Every field of every config is here, with its unit. The other configs are small edits of this one.
+Every field of every config is here, with its unit and its default (a test compares them with those in the code). The
+other configs are small edits of this one; a config that lacks a field takes its default.
 """
 
 from ml_collections import ConfigDict
@@ -12,8 +13,8 @@ def get_config() -> ConfigDict:
 
     c.model = ConfigDict()
     # tied | untied | scaled_input | scaled_output | soft_cap | projection | width_scaled | late_untie | path_weights |
-    # lookup_only | scoring_only | gated_rare_rows | low_rank | factorised | spd_pair: see tied_lm/schemes.py
-    c.model.tying = "tied"
+    # lookup_only | scoring_only | gated_rare_rows | low_rank | factorised | spd_pair: see tied_lm/model/schemes.py
+    c.model.tying = "tied"  # the scheme: which matrix looks up, and which scores
     c.model.features = 32  # D, embedding width
     c.model.body = "none"  # none | mlp | lstm | transformer: what turns the looked-up vectors into hidden vectors
     c.model.compute_dtype = "float32"  # float32 | bfloat16: of the operands of products; all else is float32

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict, FieldReference
 
 from experiments.workers import stop_with_parent
 from tied_lm.checks import ConfigError
-from tied_lm.config import override, resolved
+from tied_lm.config import OWN_DEFAULTS, completed, defaults, override, resolved
 from tied_lm.folder import cache_folder
 from tied_lm.tokenstring import printable
 
@@ -131,10 +131,11 @@ def parse(
     if known.flagfile is not None:
         raise ConfigError("flagfile", known.flagfile, "no such flag; --config takes a file, with every field in it")
     check_path("workdir", known.workdir or Path())
-    values = load_config(known.config)
+    values = completed(load_config(known.config), OWN_DEFAULTS)
     for item in known.overrides:
         field, _, text = item.partition("=")
         override(values, field, text)
+    values = completed(values, defaults())
     resolved(values)  # a reference that gives nothing is a mistake in the config
     stem = re.sub(r"\.py(?=:|$)", "", known.config.rpartition("/")[2])
     return Command(re.sub(r"[^A-Za-z0-9._-]+", "-", stem)[:64], values, known.workdir, known)

@@ -11,9 +11,10 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     command = parse("Compare arms, by default a tied and an untied model, over several seeds.", arguments)
 
     from experiments.progress import Progress
+    from tied_lm.config import digest
     from tied_lm.data.documents import told
     from tied_lm.study import comparison as c
-    from tied_lm.study.plan import Plan, name_of
+    from tied_lm.study.plan import Plan
     from tied_lm.study.report import REPORT
     from tied_lm.study.summary import read_summary
     from tied_lm.study.verdict import verdict
@@ -23,7 +24,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     plan = Plan.of(command.values)
     if about := plan.about:
         tell(told(about))
-    place = command.workdir or Path("runs") / f"{command.name}-{name_of(plan.values)}"
+    place = command.workdir or Path("runs") / f"{command.name}-{digest(plan.values)}"
     c.check_folder(place, plan.values)
     if c.is_complete(place, plan):
         tell(f"{place} is complete; nothing was changed.")

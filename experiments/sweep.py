@@ -31,16 +31,16 @@ def main(arguments: list[str], stop: threading.Event) -> None:
         raise ConfigError("workers", workers, "at least 1")
 
     from tied_lm import folder
+    from tied_lm.config import digest
     from tied_lm.data.documents import told
     from tied_lm.study import sweep
-    from tied_lm.study.plan import name_of
     from tied_lm.study.sweepreport import PAGE, told_sweep, write_sweep_page
     from tied_lm.study.sweepresults import Results, write_results
     from tied_lm.train.resources import check_disk, shown
 
     set_up_jax()
     grid = sweep.read_grid(command.values, command.flags.grid)
-    name = f"sweep-{command.name}-{name_of(sweep.resolved_values(command.values, grid))}"
+    name = f"sweep-{command.name}-{digest(sweep.resolved_values(command.values, grid))}"
     the_sweep = sweep.Sweep.of(command.values, grid, command.workdir or Path("runs") / name)
     points, place = the_sweep.points, the_sweep.place
     if index is not None and not 0 <= index < len(points):

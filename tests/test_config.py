@@ -1,25 +1,37 @@
 """What a config may hold, and the one line that says so when it may not."""
 
+import copy
 import dataclasses
 import itertools
+import json
 import math
+import re
+from pathlib import Path
 
 import pytest
 
 from configs import bpe, text, toy, toy_directed, transformer, words
-from tied_lm.checks import ConfigError, choose
+from tied_lm.checks import ConfigError, choose, default_options
 from tied_lm.config import (
     ARM_NAMES,
     Config,
+    Train,
     build_comparison,
     build_run,
+    defaults,
     differing_fields,
     digest,
     flatten,
+    identity,
     override,
     read_run,
     to_dict,
 )
+from tied_lm.model.bodies import BODIES, Body
+from tied_lm.model.embedding import VocabularyModel
+from tied_lm.model.schemes import SCHEMES
+
+ROOT = Path(__file__).parent.parent
 
 
 def put(values, field, value):
@@ -203,13 +215,44 @@ def test_wrong_types_in_a_list_are_refused(values):
     assert refusal(build_run, values) == said("log.tokens", 2.5, "int")
 
 
-def test_unknown_and_missing_fields_are_named(values):
+def test_unknown_fields_are_named(values):
     values["train"]["epochs"] = 3
     assert refusal(build_run, values) == said("train.epochs", 3, "no such field; the fields are steps, eval_every")
-    del values["train"]["epochs"], values["train"]["steps"]
-    assert refusal(build_run, values) == (
-        "train.steps = nothing is not possible; allowed: a value; the config lacks this field"
-    )
+
+
+def test_the_default_config_lists_every_field_with_its_default(values):
+    assert flatten(json.loads(json.dumps(values))) == flatten(defaults())
+    listing = (ROOT / "configs" / "toy.py").read_text()
+    without = [name for name in flatten(values) if not re.search(rf"c\.{re.escape(name)} = .+?  # \w", listing)]
+    assert without == ["compare.arms.tied", "compare.arms.untied"]  # said above them, with what an arm is
+
+
+@pytest.mark.parametrize(("kinds", "base"), [(SCHEMES, VocabularyModel), (BODIES, Body)], ids=["scheme", "body"])
+def test_an_option_of_two_classes_has_one_default(kinds, base):
+    one_by_one = [default_options([kind], base).items() for kind in kinds.values() if kind is not None]
+    pairs = set(itertools.chain(*one_by_one))
+    assert len(dict(pairs)) == len(pairs)
+
+
+def test_missing_fields_have_their_defaults(values):
+    assert build_run({}) == build_run(values)
+    assert build_comparison({}) == build_comparison(values)
+    for field in flatten(values):
+        if not field.startswith("compare.arms."):
+            *groups, name = field.split(".")
+            lacking = copy.deepcopy(values)
+            del (lacking[groups[0]] if groups else lacking)[name]
+            assert build_comparison(lacking) == build_comparison(values)
+    few = {"train": {"steps": 300}, "compare": {"arms": {"a": "scheme.rank=2", "b": "body.depth=2"}, "baseline": "a"}}
+    assert list(build_comparison(few).arms) == ["a", "b"]
+    assert build_run(few).train == Train(steps=300)
+
+
+def test_an_option_that_the_config_lacks_can_be_set(values):
+    del values["scheme"]["rank"]
+    override(values, "scheme.rank", "7")
+    assert build_run(values).scheme["rank"] == 7
+    assert refusal(override, values, "scheme.ranks", "7").startswith("scheme.ranks = '7' is not possible; allowed: no ")
 
 
 DECAY_ALLOWED = "0, unless optimizer.name = 'adamw' or 'muon'"
@@ -428,6 +471,44 @@ def test_differing_fields_name_what_changed(values):
 def test_a_config_survives_json(values):
     config = build_run(values)
     assert build_run(to_dict(config)) == config
+
+
+@pytest.fixture
+def later(monkeypatch):
+    """`optimizer.clip_norm` as a field that was added after names were first given."""
+    first = {**identity.FIRST, "optimizer": identity.FIRST["optimizer"].replace("clip_norm", "")}
+    monkeypatch.setattr(identity, "FIRST", first)
+    identity._later.cache_clear()
+    yield "clip_norm"
+    identity._later.cache_clear()
+
+
+def test_a_field_that_came_later_changes_nothing_at_its_default(values, later):
+    new = to_dict(build_run(values))
+    old = copy.deepcopy(new)
+    del old["optimizer"][later]
+    assert digest(old) == digest(new)
+    assert differing_fields(old, new) == []
+    new["optimizer"][later] = 1.0
+    assert digest(old) != digest(new)
+    assert differing_fields(old, new) == ["optimizer.clip_norm: 0.0 -> 1.0"]
+
+
+def test_fields_on_which_no_number_depends_are_free():
+    values = {"model": {"features": 3}, "compare": {"seeds": 3, "margin": 0.1, "match": "width"}}
+    free = {"model": {"features": 3, "block_tokens": 9}, "mesh": {"data": 2}, "compare": {"seeds": 4, "match": "width"}}
+    assert differing_fields(values, free) == []
+    assert digest(values) == digest(free)
+    free["compare"]["match"] = "parameters"
+    assert differing_fields(values, free) == ["compare.match: 'width' -> 'parameters'"]
+    assert digest(values) != digest(free)
+
+
+def test_a_run_is_no_comparison(values):
+    run = to_dict(build_run(values))
+    assert any(
+        line.startswith("compare.baseline") for line in differing_fields(run, run | {"compare": values["compare"]})
+    )
 
 
 def test_digest_depends_on_the_values_alone():

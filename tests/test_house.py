@@ -7,13 +7,17 @@ from pathlib import Path
 import tied_lm
 
 HOUSE = Path(tied_lm.__file__).parent
-# Each room with the rooms that it may import from, beside itself and the modules at the root.
+# Each room with the rooms that it may import from, beside itself and the other modules at the root. `folder` is one
+# module, at the root as well.
+CONFIG = ("config", "folder")
 ROOMS = {
     "model": (),
-    "data": (),
-    "record": (),
-    "train": ("model", "data", "record"),
-    "study": ("model", "data", "record", "train"),
+    "config": ("model",),
+    "folder": ("config",),
+    "data": CONFIG,
+    "record": CONFIG,
+    "train": (*CONFIG, "model", "data", "record"),
+    "study": (*CONFIG, "model", "data", "record", "train"),
 }
 
 
@@ -35,8 +39,9 @@ def imports(module: str) -> Iterator[str]:
 
 
 def room_of(module: str) -> str:
-    """The package that a module is in; "" for the modules at the root."""
-    return module.split(".")[1] if MODULES[module].parent != HOUSE else ""
+    """The package that a module is in; "" for the modules at the root that are no rooms."""
+    first = module.split(".")[1:2]
+    return first[0] if first and (first[0] in ROOMS or MODULES[module].parent != HOUSE) else ""
 
 
 def test_every_package_is_a_room():

@@ -1,6 +1,6 @@
 """The instrument for weight tying in language models: which rows the lookup moves, and which the scoring.
 
-Rooms, each of which may import those below it: `study`, `train`, then `data` and `record`, then `model`, then the
+Rooms, each of which may import those below it: `study`, `train`, then `data` and `record`, `config`, `model`, then the
 modules that stand here.
 """
 

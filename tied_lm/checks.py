@@ -135,11 +135,12 @@ def _declared(kind: type, base: type) -> dict[str, Any]:
 
 def own_options(kind: type, base: type, options: Options, group: str) -> dict[str, Any]:
     """Of the options in a group, those that a dataclass declares beyond its base; checked as it declares them."""
-    declared = _declared(kind, base)
-    for name in declared:
-        if name not in options:
-            raise ConfigError(f"{group}.{name}", None, "a value; the config lacks this field")
-    return {name: convert(type_, options[name], f"{group}.{name}") for name, type_ in declared.items()}
+    return {name: convert(type_, options[name], f"{group}.{name}") for name, type_ in _declared(kind, base).items()}
+
+
+def default_options(kinds: Iterable[type], base: type) -> dict[str, Any]:
+    """The defaults of all options that dataclasses declare beyond their base; where two declare one, it is the same."""
+    return {name: getattr(kind, name) for kind in kinds for name in _declared(kind, base)}
 
 
 def check_options(kinds: Iterable[type], base: type, options: Options, group: str) -> None:
@@ -164,16 +165,14 @@ def check_options(kinds: Iterable[type], base: type, options: Options, group: st
 
 
 def build(kind: type[T], values: Any, prefix: str = "") -> T:
+    """A dataclass from its fields by name; those that are missing have their defaults."""
     if not isinstance(values, Mapping):
         raise ConfigError(prefix.rstrip("."), values, "a group of fields")
     kinds = typing.get_type_hints(kind, include_extras=True)
     for name in values:
         if name not in kinds:
             raise ConfigError(f"{prefix}{name}", values[name], f"no such field; the fields are {', '.join(kinds)}")
-    for name in kinds:
-        if name not in values:
-            raise ConfigError(prefix + name, None, "a value; the config lacks this field")
-    return kind(**{name: convert(k, values[name], prefix + name) for name, k in kinds.items()})
+    return kind(**{name: convert(kinds[name], value, prefix + name) for name, value in values.items()})
 
 
 def check_integer(name: str, value: object, low: int) -> int:

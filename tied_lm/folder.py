@@ -27,11 +27,10 @@ def cache_folder() -> Path:
         raise ConfigError("XDG_CACHE_HOME", None, "a folder, since no home is known") from None
 
 
-def check(folder: Path, values: Mapping[str, Any], ignore: tuple[str, ...] = (), file: str = CONFIG) -> None:
+def check(folder: Path, values: Mapping[str, Any], file: str = CONFIG) -> None:
     """Refuse a folder that is not free for this config.
 
     Args:
-        ignore: fields that may differ.
         file: where in the folder its config is.
 
     Raises:
@@ -43,10 +42,7 @@ def check(folder: Path, values: Mapping[str, Any], ignore: tuple[str, ...] = (),
             old = read_json(path, "restore it")
         except (OSError, Damaged) as error:
             raise ConfigError("workdir", str(folder), f"a folder whose {file} can be read ({error})") from None
-        unversioned = {"version": 1}  # what older folders lack
-        found = differing_fields(unversioned | old, unversioned | dict(values))
-        differences = [difference for difference in found if difference.split(":")[0] not in ignore]
-        if differences:
+        if differences := differing_fields(old, values):
             raise ConfigError("workdir", str(folder), f"a folder of the same config; here {'; '.join(differences)}")
     elif folder.exists() and (
         not folder.is_dir() or any(p.name not in (LOCK, f"{file}.new") for p in folder.iterdir())

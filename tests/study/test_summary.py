@@ -8,13 +8,12 @@ import pytest
 
 from configs import toy
 from tests import tiny
-from tied_lm.config import override
+from tied_lm.config import digest, override
 from tied_lm.files import Damaged
 from tied_lm.intervals import Crossed
 from tied_lm.record.reader import open_run
 from tied_lm.study import comparison as c
 from tied_lm.study.heldout import ClusterCount
-from tied_lm.study.plan import name_of
 from tied_lm.study.summary import read_summary, write_summary
 from tied_lm.study.verdict import verdict
 
@@ -73,7 +72,7 @@ def test_seeds_that_were_added_after_a_look_are_recorded(grown):
 def test_another_margin_is_another_verdict_of_the_same_runs(grown):
     place, _, before = grown
     wide = plan("compare.seeds=3", "compare.margin=50")
-    assert name_of(wide.values) == name_of(plan("compare.seeds=3").values)
+    assert digest(wide.values) == digest(plan("compare.seeds=3").values)
     metrics = [path.read_bytes() for path in sorted(place.rglob("metrics.jsonl"))]
     after = complete(place, wide)
     assert after.difference.outcome == "equal"

@@ -179,7 +179,7 @@ class Transformer(Body):
 
     width: Annotated[int, at_least(0), wide] = 0  # of the feed-forward layers; 0 means 4 D
     depth: Annotated[int, at_least(1), at_most(256)] = 1
-    heads: Annotated[int, at_least(1), wide] = 1
+    heads: Annotated[int, at_least(1), wide] = 4
     dropout: Annotated[float, below_one] = 0.0
     remat: bool = False  # keep the inputs of the blocks alone for the backward pass, and compute the rest again
 

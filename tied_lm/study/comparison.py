@@ -11,7 +11,7 @@ from tied_lm.config import Config
 from tied_lm.files import read_json, write_json
 from tied_lm.record.reader import open_run
 from tied_lm.record.scalars import is_finished
-from tied_lm.study.plan import MAY_CHANGE, Plan
+from tied_lm.study.plan import Plan
 from tied_lm.study.report import REPORT, write_report
 from tied_lm.study.summary import SUMMARY, read_summary, summarize_comparison, write_summary
 from tied_lm.train.loop import Diverged, train_run
@@ -32,7 +32,7 @@ def check_folder(place: Path, values: dict[str, Any], file: str = folder.CONFIG)
     Raises:
         ConfigError: the fields that differ are named.
     """
-    folder.check(place, values, ignore=tuple(f"compare.{name}" for name in MAY_CHANGE), file=file)
+    folder.check(place, values, file)
     path = place / file
     there = read_json(path, "restore it")["compare"]["seeds"] if path.exists() else 0
     if values["compare"]["seeds"] < there:

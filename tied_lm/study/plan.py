@@ -5,15 +5,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from tied_lm import bands
-from tied_lm.config import VERSION, Comparison, Config, Data, build_comparison, digest, resolved, to_dict
+from tied_lm.config import VERSION, Comparison, Config, Data, build_comparison, completed, defaults, resolved, to_dict
 from tied_lm.data.documents import Account
 from tied_lm.data.sources import Stream, with_vocabulary
 from tied_lm.study.matching import Matching, match
 from tied_lm.train import resources
 from tied_lm.train.build import build_model, build_stream
 from tied_lm.train.step import Trainer
-
-MAY_CHANGE = ("seeds", "margin")  # of the group `compare`, in a folder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,11 +63,6 @@ def comparison_values(values: Mapping[str, Any], comparison: Comparison) -> dict
     return to_dict(comparison.base) | {"version": VERSION, "compare": compare}
 
 
-def name_of(values: Mapping[str, Any]) -> str:
-    """A short name for a resolved config; it does not depend on what may change in a folder."""
-    return digest(dict(values) | {"compare": {k: v for k, v in values["compare"].items() if k not in MAY_CHANGE}})
-
-
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """A comparison and everything that its runs need; nothing is written yet."""
@@ -89,7 +82,7 @@ class Plan:
         Raises:
             ConfigError: of `build_comparison`, `match` and `build_arms`.
         """
-        values = with_vocabulary(values)
+        values = with_vocabulary(completed(values, defaults()))
         comparison, matched = match(build_comparison(values))
         arms = build_arms(comparison, streams)
         resolved = comparison_values(values, comparison) | arms[comparison.baseline].stream.content

@@ -1,0 +1,52 @@
+"""What is to be done, as frozen dataclasses with defaults: reading it, setting its fields, telling two apart.
+
+May import `model`, whose schemes and bodies declare their own options, and what stands at the root.
+"""
+
+from tied_lm.config.arms import ARM_NAMES, Comparison, build_comparison
+from tied_lm.config.fields import (
+    OWN_DEFAULTS,
+    VERSION,
+    Checkpoint,
+    Config,
+    Data,
+    Log,
+    Model,
+    Optimizer,
+    Train,
+    build_run,
+    defaults,
+    read_data,
+    read_run,
+    to_dict,
+)
+from tied_lm.config.identity import differing_fields, digest
+from tied_lm.config.overrides import override
+from tied_lm.config.values import completed, flatten, put, resolved
+
+__all__ = [
+    "ARM_NAMES",
+    "OWN_DEFAULTS",
+    "VERSION",
+    "Checkpoint",
+    "Comparison",
+    "Config",
+    "Data",
+    "Log",
+    "Model",
+    "Optimizer",
+    "Train",
+    "build_comparison",
+    "build_run",
+    "completed",
+    "defaults",
+    "differing_fields",
+    "digest",
+    "flatten",
+    "override",
+    "put",
+    "read_data",
+    "read_run",
+    "resolved",
+    "to_dict",
+]
