@@ -108,12 +108,12 @@ def test_the_same_start_does_not_tie():
     assert (np.asarray(after["embedding"]) != np.asarray(after["output"])).any(axis=-1).all()
 
 
-def test_offset_moves_the_looked_up_vectors(matrix):
+def test_each_use_can_have_a_copy_of_its_own(matrix):
     model = TiedEmbedding(V, D)
-    offset = np.arange(5 * D, dtype=np.float32).reshape(5, D)
-    h, scoring = model.apply({"params": {"embedding": matrix}}, IDS, offset=offset, method="hidden")
-    np.testing.assert_array_equal(h, matrix[IDS] + offset)
-    np.testing.assert_array_equal(scoring, matrix)
+    rows, at_scoring = np.arange(5 * D, dtype=np.float32).reshape(5, D), {"embedding": 2 * matrix}
+    h, scoring = model.apply({"params": {"embedding": matrix}}, IDS, rows=rows, at_scoring=at_scoring, method="hidden")
+    np.testing.assert_array_equal(h, rows)
+    np.testing.assert_array_equal(scoring, 2 * matrix)
 
 
 def test_rows_that_no_id_selects_receive_gradient(matrix):

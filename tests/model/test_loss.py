@@ -58,7 +58,7 @@ def oracle(h, scoring, targets, weights, soft_cap=None, z_loss=0.0):
         "token_loss": nll + z_loss * log_sum**2,
         "nll": nll,
         "data_weight": data_part.sum(1),
-        "hidden": (p_part - data_part) @ scoring,
+        "h_gradient": (p_part - data_part) @ scoring,
         "scoring": (p_part - data_part).T @ h,
         "expected": p_part.T @ h,
         "data": data_part.T @ h,
@@ -78,8 +78,8 @@ def ours(h, scoring, targets, weights, **options):
         )(h, scoring)
         return result._asdict() | {
             "loss": value,
-            "hidden": hidden,
-            "hidden again": result.hidden,
+            "h_gradient": hidden,
+            "h_gradient again": result.h_gradient,
             "scoring": gradient,
             "data": zeros_VxD.at[targets].add(result.data_weight[:, None] * h),
             "own": zeros_VxD.at[targets].add(result.own_weight[:, None] * h),
@@ -89,7 +89,7 @@ def ours(h, scoring, targets, weights, **options):
         }
 
     found = compute(h, scoring, targets, weights)
-    assert_allclose(found["hidden again"], found["hidden"], atol=1e-6 * np.abs(found["hidden"]).max())
+    assert_allclose(found["h_gradient again"], found["h_gradient"], atol=1e-6 * np.abs(found["h_gradient"]).max())
     assert_allclose(found["forward only"], found["nll"], rtol=0, atol=1e-6 * max(1, np.abs(found["nll"]).max()))
     return found
 
@@ -97,8 +97,8 @@ def ours(h, scoring, targets, weights, **options):
 def assert_close(found, true, scoring, tolerance=1e-5):
     """Tables within a fraction of the largest entry of `expected` and `data`, and the rest likewise."""
     table = max(np.abs(true["expected"]).max(), np.abs(true["data"]).max())
-    hidden = np.abs(true["hidden"]).max() + np.abs(scoring).max() * true["data_weight"].max()
-    scales = dict.fromkeys(("expected", "data", "own", "scoring"), table) | {"hidden": hidden}
+    hidden = np.abs(true["h_gradient"]).max() + np.abs(scoring).max() * true["data_weight"].max()
+    scales = dict.fromkeys(("expected", "data", "own", "scoring"), table) | {"h_gradient": hidden}
     for name, value in true.items():
         scale = scales.get(name, max(np.abs(value).max(), 1.0))
         assert found[name].dtype == jnp.float32
@@ -185,7 +185,7 @@ def test_expected_over_marked_tokens_and_over_the_others(shape, force_blocks):
     plain = jax.jit(lambda *a: loss.vocabulary_loss(*a, **options))(h, scoring, targets, weights)
     parts = [oracle(h, scoring, targets, weights * kept, **options)["expected"] for kept in (marks, 1 - marks)]
     assert_allclose(result.expected_parts, parts, atol=1e-6 * np.abs(parts).max())
-    for name in ("expected", "scoring", "hidden", "nll", "own_weight"):
+    for name in ("expected", "scoring", "h_gradient", "nll", "own_weight"):
         assert_allclose(getattr(result, name), getattr(plain, name), atol=1e-6, err_msg=name)
 
 
@@ -213,7 +213,7 @@ def test_all_masked():
     h, scoring, targets, weights = make(5, 4, 3)
     result = loss.vocabulary_loss(h, scoring, targets, 0 * weights)
     assert_array_equal(result.expected, 0)
-    assert_array_equal(result.hidden, 0)
+    assert_array_equal(result.h_gradient, 0)
 
 
 @pytest.mark.parametrize("target", [-1, 20])
@@ -302,7 +302,7 @@ def test_dtypes(blocks, force_blocks):
         result = jax.jit(lambda *a, c=compute_dtype: loss.vocabulary_loss(*a, compute_dtype=c))(*inputs)
         assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(result))
         true = oracle(*inputs)
-        for name in ("hidden", "expected", "nll"):
+        for name in ("h_gradient", "expected", "nll"):
             tolerance = 1e-5 if compute_dtype == jnp.float32 else 4e-3
             assert_allclose(getattr(result, name), true[name], atol=tolerance * np.abs(true[name]).max())
     gradients = jax.eval_shape(jax.grad(loss.cross_entropy, (0, 1)), *inputs)
@@ -321,7 +321,7 @@ def test_bfloat16_error_is_as_documented(largest, force_blocks):
     table = max(np.abs(true["expected"]).max(), np.abs(true["data"]).max())
     for name in ("expected", "own", "scoring"):
         assert_allclose(found[name], true[name], rtol=0, atol=bound[0] * table)
-    assert_allclose(found["hidden"], true["hidden"], rtol=0, atol=bound[1] * np.abs(true["hidden"]).max())
+    assert_allclose(found["h_gradient"], true["h_gradient"], rtol=0, atol=bound[1] * np.abs(true["h_gradient"]).max())
     assert_allclose(found["loss"], true["loss"], rtol=0, atol=bound[2])
     # The nll is exactly that of the rounded operands.
     rounded = (np.asarray(jnp.asarray(x, jnp.bfloat16), np.float32) for x in (h, scoring))

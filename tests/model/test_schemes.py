@@ -254,7 +254,7 @@ def test_the_sum_rule_holds_or_its_reason_is_stated(name):
 def test_a_wrong_lookup_breaks_the_sum_rule():
     model = make("factorised")
     b = gradients.backward(model, draw(model), INPUTS, TARGETS)
-    assert float(gradients.sum_rule_residual(model, b._replace(dx=1.01 * b.dx))) > 1e-4
+    assert float(gradients.sum_rule_residual(model, b._replace(lookup=1.01 * b.lookup))) > 1e-4
 
 
 @pytest.mark.parametrize("name", SCHEMES)

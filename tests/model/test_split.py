@@ -284,12 +284,12 @@ def residual(case, drawn, change=lambda b: b):
 def test_sum_rule_holds_and_catches_a_wrong_lookup():
     drawn = draw(TIED, 7, scale=0.7)
     assert residual(TIED, drawn) < 1e-6
-    assert residual(TIED, drawn, lambda b: b._replace(dx=1.1 * b.dx)) > 1e-3
+    assert residual(TIED, drawn, lambda b: b._replace(lookup=1.1 * b.lookup)) > 1e-3
 
     def last_of_each_row(b):  # what a scatter that sets, instead of adding, would leave
         seen = np.array([v not in b.inputs[t + 1 :] for t, v in enumerate(b.inputs)])
         assert not seen.all()
-        return b._replace(dx=b.dx * seen[:, None])
+        return b._replace(lookup=b.lookup * seen[:, None])
 
     assert residual(TIED, drawn, last_of_each_row) > 1e-3
 
@@ -315,7 +315,7 @@ def test_a_lookup_table_in_the_wrong_rows_differs_from_autodiff(monkeypatch):
 
     assert gap() < 1e-6
     right = gradients.tables
-    monkeypatch.setattr(gradients, "tables", lambda b: right(b._replace(inputs=b.targets)))
+    monkeypatch.setattr(gradients, "tables", lambda b: right(b._replace(inputs=b.scoring.targets)))
     assert gap() > 1e-2
 
 

@@ -9,7 +9,6 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, PyTree
 
 from tied_lm.checks import at_least, check_fields
-from tied_lm.model.loss import VocabularyLoss
 
 Params = dict[str, Array]
 
@@ -22,13 +21,45 @@ class Transition(NamedTuple):
     copies: dict[str, str]  # new parameter -> the one whose values and optimizer moments it starts with
 
 
+class ScoringGradient(NamedTuple):
+    """The gradient of the matrix that scores, and what its parts are made of; `vocabulary_loss` has the formulas."""
+
+    table: Float[Array, "V R"]  # expected - data
+    expected: Float[Array, "V R"]
+    h: Float[Array, "N R"]
+    targets: Int[Array, "N"]
+    data_weight: Float[Array, "N"]  # data[v] sums data_weight_t h_t over the t with y_t = v
+    own_weight: Float[Array, "N"]  # and own[v] own_weight_t h_t
+    expected_parts: Float[Array, "2 V R"] | None  # of the tokens that the scheme marks, and of the others
+    push_parts: Params  # parts of `push` that are recorded by themselves
+
+    def at_targets(self, weight_N: Float[Array, "N"]) -> Float[Array, "V R"]:
+        """Weighted hidden vectors, summed into the rows of their targets."""
+        return jnp.zeros_like(self.expected).at[self.targets].add(weight_N[:, None] * self.h)
+
+    def weighed(self, weight: float) -> "ScoringGradient":
+        """All of it times a number; with 0 it is not even computed."""
+        return self._replace(
+            table=weigh(weight, self.table),
+            expected=weigh(weight, self.expected),
+            data_weight=weigh(weight, self.data_weight),
+            own_weight=weigh(weight, self.own_weight),
+        )
+
+
+def weigh(weight: float, gradient: Array) -> Array:
+    """A gradient times a number; 0 times what is not finite is 0."""
+    return weight * gradient if weight else jnp.zeros_like(gradient)
+
+
 class VocabularyModel(nn.Module):
     """What the tying schemes share: from ids to hidden vectors, and from those to scores.
 
     A scheme says what is learned (`declare`), what a looked-up row becomes (`look_up`), and which matrix scores what
     (`score`). Its primary parameter is `embedding`, which looks up; the split is kept in its rows: *lookup* is the
     gradient of its use in `look_up`, *scoring* that of its use in `score` (of `output` where that scores), and *total*
-    their sum, which is what a tied matrix receives.
+    their sum, which is what a tied matrix receives. These are the gradients of the loss, unless the scheme weighs,
+    stops or gates one of them (`receive`).
 
     A scheme's own fields are its options, taken from the config's group `scheme` by their names.
     """
@@ -42,6 +73,7 @@ class VocabularyModel(nn.Module):
     bands: tuple[int, ...] = ()  # band of each row by frequency, for schemes that treat rare rows apart
 
     tied: ClassVar[bool] = True  # one matrix looks up and scores
+    scorer: ClassVar[str] = "embedding"  # the parameter whose rows score
     vocabulary: ClassVar[tuple[str, ...]] = ("embedding",)  # parameters with a row for each token
     others: ClassVar[tuple[str, ...]] = ()  # parameters beside the matrices that look up and score
     push_parts: ClassVar[tuple[str, ...]] = ()  # parts of the push that are recorded by themselves
@@ -93,21 +125,25 @@ class VocabularyModel(nn.Module):
     def score(self, h: Float[Array, "*N D"], p: Params) -> tuple[Float[Array, "*N R"], Float[Array, "V R"]]:
         """What is scored, and the matrix whose rows score it. The matrix may add to a vocabulary matrix, not scale it,
         so that the gradient in the one is that in the other."""
-        return h, p["embedding"]
+        return h, p[self.scorer]
 
     def penalty(self, p: Params) -> Float[Array, ""] | None:
         """What is added to the loss, nats."""
         return None
 
-    def weigh(
-        self, loss: VocabularyLoss, h_NxR: Float[Array, "N R"], targets_N: Int[Array, "N"]
-    ) -> tuple[VocabularyLoss, dict[str, Float[Array, "V R"]]]:
-        """The loss with its gradient in the scoring matrix as the matrix shall receive it; and parts of `push` to be
-        recorded by themselves."""
-        return loss, {}
+    def receive(
+        self, lookup_NxR: Float[Array, "N R"], scoring: ScoringGradient
+    ) -> tuple[Float[Array, "N R"], ScoringGradient]:
+        """The gradients by use as the vocabulary matrix receives them, and as they are recorded.
+
+        Args:
+            lookup_NxR: what each position asks of the row that it looked up.
+            scoring: what the scores ask of all rows.
+        """
+        return lookup_NxR, scoring
 
     def marks(self, targets_N: Int[Array, "N"]) -> Float[Array, "N"] | None:
-        """1 for tokens whose share of `expected` is wanted apart, else 0."""
+        """1 for tokens whose share of `expected` is wanted apart in `receive`, else 0."""
         return None
 
     def transition(self) -> Transition | None:
@@ -119,28 +155,25 @@ class VocabularyModel(nn.Module):
         self,
         ids: Int[Array, "*N"],
         *,
-        offset: Float[Array, "*N R"] | None = None,
-        others: tuple[Params, Params] | None = None,
+        rows: Float[Array, "*N R"] | None = None,
+        at_scoring: Params | None = None,
         train: bool = False,
     ) -> tuple[Float[Array, "*N R"], Float[Array, "V R"]]:
         """Hidden vectors as they are scored, and the matrix whose rows score them.
 
         Args:
             ids: token ids in [0, V); not checked here, since values are unknown under jit (out of range they clamp).
-            offset: added to the looked-up rows; the gradient in zeros given here is what each position asks of its row.
-            others: likewise added to the scheme's `others`, in the lookup and in the scoring.
+            rows: the rows of `embedding` that the ids select, where they are at hand: a gradient in them is what each
+                position asks of its row.
+            at_scoring: the scheme's parameters for the scoring, so that each use can have a gradient of its own.
             train: passed on to the body.
         """
         p = self.declare()
-        at_lookup, at_scoring = others or ({}, {})
-        rows = p["embedding"][ids]
-        if offset is not None:
-            rows = rows + offset
-        x = self.look_up(rows, p | {name: p[name] + zeros for name, zeros in at_lookup.items()})
+        x = self.look_up(p["embedding"][ids] if rows is None else rows, p)
         if self.input_scale != 1:
             x = x * self.input_scale
         h = x if self.body is None else self.body(x, train=train)
-        return self.score(h, p | {name: p[name] + zeros for name, zeros in at_scoring.items()})
+        return self.score(h, p if at_scoring is None else at_scoring)
 
     def __call__(self, ids: Int[Array, "*N"], *, train: bool = False) -> Float[Array, "*N V"]:
         """Scores of every vocabulary row: no softmax, no bias."""
@@ -181,6 +214,7 @@ class UntiedEmbedding(VocabularyModel):
     same_start: bool = False
 
     tied: ClassVar[bool] = False
+    scorer: ClassVar[str] = "output"
     vocabulary: ClassVar[tuple[str, ...]] = ("embedding", "output")
 
     def declare(self) -> Params:
@@ -188,9 +222,6 @@ class UntiedEmbedding(VocabularyModel):
         if self.same_start:
             return p | {"output": self.param("output", lambda key: p["embedding"] + 0.0)}
         return p | {"output": self.matrix("output", self.vocab_size, self.row_width)}
-
-    def score(self, h: Float[Array, "*N D"], p: Params) -> tuple[Float[Array, "*N R"], Float[Array, "V R"]]:
-        return h, p["output"]
 
 
 def count_parameters(model: VocabularyModel) -> dict[str, int]:

@@ -20,7 +20,7 @@ class VocabularyLoss(NamedTuple):
     """The loss and what its gradients are made of, in float32; `vocabulary_loss` has the formulas."""
 
     nll: Float[Array, "N"]  # -log softmax(logits_t)[y_t], in nats, unweighted
-    hidden: Float[Array, "N D"]  # d(loss) / dh
+    h_gradient: Float[Array, "N D"]  # d(loss) / dh
     scoring: Float[Array, "V D"]  # d(loss) / dS = expected - data
     expected: Float[Array, "V D"]  # the part of it that involves every row
     data_weight: Float[Array, "N"]  # what h_t is multiplied by in `data`
@@ -74,7 +74,7 @@ def vocabulary_loss(
     is d(logit)/dz, 1 without a cap. p = softmax(logits), lse = logsumexp(logits), and with `z_loss` a (PaLM,
     arXiv:2204.02311) token_loss = nll + a lse^2, which makes f = 1 + 2 a lse, 1 without it. Then
 
-        hidden[t]      = w_t f_t sum_v p_t[v] slope_t[v] S[v] - data_weight_t S[y_t]
+        h_gradient[t]  = w_t f_t sum_v p_t[v] slope_t[v] S[v] - data_weight_t S[y_t]
         expected[v]    = sum_t w_t f_t p_t[v] slope_t[v] h_t
         data_weight_t  = w_t slope_t[y_t]
         own_weight_t   = data_weight_t f_t p_t[y_t]
@@ -92,9 +92,9 @@ def vocabulary_loss(
             product more.
 
     Returns float32. Largest errors against float64: of the tables above, pull and push, relative to the largest entry
-    of expected and data, and each relative to its own; of hidden, relative to its own; of the mean loss, and of the nll
-    of one token, in nats. Tokens are uniform, or inputs and targets both Zipf (1 / rank); the logit is the largest of
-    all; 160 draws each with D-wide normal rows, half with h independent of S and half with h the rows of S at the
+    of expected and data, and each relative to its own; of h_gradient, relative to its own; of the mean loss, and of the
+    nll of one token, in nats. Tokens are uniform, or inputs and targets both Zipf (1 / rank); the logit is the largest
+    of all; 160 draws each with D-wide normal rows, half with h independent of S and half with h the rows of S at the
     inputs, as in a tied model without a body; V 256 to 1,000, D 16 to 64, N 512 to 2,048, w = 1/N:
 
         tokens, logit    float32                              bfloat16
@@ -124,12 +124,12 @@ def vocabulary_loss(
         exp_CxV = exp_CxV.astype(compute_dtype)
         # Probabilities are never formed: what is C x V costs more to scale than what is C x D.
         scale_C = weights_C * _z_factor(log_sum_C, z_loss) / sum_C
-        hidden_CxD = _matmul(exp_CxV, rounded_VxD) * scale_C[:, None]
+        h_gradient_CxD = _matmul(exp_CxV, rounded_VxD) * scale_C[:, None]
         if transposed:
             table += _matmul((summed * scale_C).astype(compute_dtype), exp_CxV)
         else:
             table += _matmul(exp_CxV, (summed * scale_C[:, None]).astype(compute_dtype), (0, 0))
-        return table, (hidden_CxD, log_sum_C)
+        return table, (h_gradient_CxD, log_sum_C)
 
     # A product that contracts the first axis of both operands is slow on XLA:CPU, so the table is summed in transposed
     # form, unless D is so large that the transpositions cost more. The barriers keep XLA from undoing this.
@@ -143,7 +143,7 @@ def vocabulary_loss(
     table_VxE = lax.optimization_barrier(table).T if transposed else table
     parts = None if marks_N is None else jnp.stack(jnp.split(table_VxE, 2, axis=1))
     expected_VxD = table_VxE if parts is None else parts.sum(axis=0)
-    hidden_NxD, log_sum_N = (_from_blocks(x, tokens) for x in outputs)
+    h_gradient_NxD, log_sum_N = (_from_blocks(x, tokens) for x in outputs)
 
     target_rows_NxD, target_logits_N, slope_N = _at_targets(h_NxD, scoring_VxD, ids_N, soft_cap, compute_dtype)
     nll_N = log_sum_N - target_logits_N
@@ -151,7 +151,7 @@ def vocabulary_loss(
     # Rounding can make an nll of large logits negative; a probability is at most 1 all the same.
     return VocabularyLoss(
         nll=nll_N,
-        hidden=hidden_NxD - data_weight_N[:, None] * target_rows_NxD,
+        h_gradient=h_gradient_NxD - data_weight_N[:, None] * target_rows_NxD,
         scoring=expected_VxD.at[ids_N].add(-data_weight_N[:, None] * h_NxD),
         expected=expected_VxD,
         data_weight=data_weight_N,
@@ -191,7 +191,7 @@ def _narrow_loss(
     scoring_gradient_VxD = _matmul(logits_gradient_NxV, h_NxD, (0, 0))
     return VocabularyLoss(
         nll=nll_N,
-        hidden=_matmul(logits_gradient_NxV, scoring_VxD),
+        h_gradient=_matmul(logits_gradient_NxV, scoring_VxD),
         scoring=scoring_gradient_VxD,
         expected=scoring_gradient_VxD.at[ids_N].add(data_weight_N[:, None] * h_NxD),
         data_weight=data_weight_N,
@@ -305,7 +305,7 @@ def _cross_entropy_forward(
         h_NxD, scoring_VxD, targets_N, weights_N, soft_cap=soft_cap, z_loss=z_loss, compute_dtype=compute_dtype
     )
     gradients = (
-        result.hidden.astype(h_NxD.dtype),
+        result.h_gradient.astype(h_NxD.dtype),
         result.scoring.astype(scoring_VxD.dtype),
         result.token_loss.astype(weights_N.dtype),
     )
@@ -315,8 +315,8 @@ def _cross_entropy_forward(
 def _cross_entropy_backward(
     soft_cap: float | None, z_loss: float, compute_dtype: DTypeLike, gradients: tuple[Array, ...], scale: Array
 ) -> tuple[Array, Array, None, Array]:
-    hidden, scoring, weights = (gradient * scale.astype(gradient.dtype) for gradient in gradients)
-    return hidden, scoring, None, weights
+    of_h, of_scoring, of_weights = (gradient * scale.astype(gradient.dtype) for gradient in gradients)
+    return of_h, of_scoring, None, of_weights
 
 
 _cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)

@@ -5,7 +5,6 @@ Where nothing else is said, the initial logits have the spread of plain tying, `
 receives, and the rows of `scoring` sum to 0, since every softmax sums to 1.
 """
 
-from functools import partial
 from typing import Annotated, ClassVar
 
 import flax.linen as nn
@@ -15,8 +14,15 @@ from jaxtyping import Array, Float, Int
 
 from tied_lm.bands import UNSEEN
 from tied_lm.checks import Allowed, ConfigError, at_least, countable, fraction, not_negative, positive, wide
-from tied_lm.model.embedding import Params, TiedEmbedding, Transition, UntiedEmbedding, VocabularyModel
-from tied_lm.model.loss import VocabularyLoss
+from tied_lm.model.embedding import (
+    Params,
+    ScoringGradient,
+    TiedEmbedding,
+    Transition,
+    UntiedEmbedding,
+    VocabularyModel,
+    weigh,
+)
 
 
 class ScaledInput(TiedEmbedding):
@@ -107,34 +113,28 @@ class PathWeights(TiedEmbedding):
     lookup_weight: Annotated[float, not_negative] = 1.0  # alpha
     scoring_weight: Annotated[float, not_negative] = 1.0  # beta
 
-    def look_up(self, rows: Float[Array, "*N D"], p: Params) -> Float[Array, "*N D"]:
-        return _weigh_gradient(self.lookup_weight, rows)
-
-    def weigh(
-        self, loss: VocabularyLoss, h_NxR: Float[Array, "N D"], targets_N: Int[Array, "N"]
-    ) -> tuple[VocabularyLoss, dict[str, Float[Array, "V D"]]]:
-        b = self.scoring_weight
-        weighed = {name: b * getattr(loss, name) for name in ("scoring", "expected", "data_weight", "own_weight")}
-        return loss._replace(**weighed), {}
+    def receive(
+        self, lookup_NxR: Float[Array, "N D"], scoring: ScoringGradient
+    ) -> tuple[Float[Array, "N D"], ScoringGradient]:
+        return weigh(self.lookup_weight, lookup_NxR), scoring.weighed(self.scoring_weight)
 
 
 class LookupOnly(TiedEmbedding):
     """Plain tying with the gradient of the scoring stopped: `embedding` receives the lookup's alone. V D parameters."""
 
-    def weigh(
-        self, loss: VocabularyLoss, h_NxR: Float[Array, "N D"], targets_N: Int[Array, "N"]
-    ) -> tuple[VocabularyLoss, dict[str, Float[Array, "V D"]]]:
-        stopped = {
-            name: jnp.zeros_like(getattr(loss, name)) for name in ("scoring", "expected", "data_weight", "own_weight")
-        }
-        return loss._replace(**stopped), {}
+    def receive(
+        self, lookup_NxR: Float[Array, "N D"], scoring: ScoringGradient
+    ) -> tuple[Float[Array, "N D"], ScoringGradient]:
+        return lookup_NxR, scoring.weighed(0)
 
 
 class ScoringOnly(TiedEmbedding):
     """Plain tying with the gradient of the lookup stopped: `embedding` receives the scoring's alone. V D parameters."""
 
-    def look_up(self, rows: Float[Array, "*N D"], p: Params) -> Float[Array, "*N D"]:
-        return jax.lax.stop_gradient(rows)
+    def receive(
+        self, lookup_NxR: Float[Array, "N D"], scoring: ScoringGradient
+    ) -> tuple[Float[Array, "N D"], ScoringGradient]:
+        return weigh(0, lookup_NxR), scoring
 
 
 class GatedRareRows(TiedEmbedding):
@@ -165,15 +165,13 @@ class GatedRareRows(TiedEmbedding):
     def marks(self, targets_N: Int[Array, "N"]) -> Float[Array, "N"]:
         return self.is_rare()[targets_N]
 
-    def weigh(
-        self, loss: VocabularyLoss, h_NxR: Float[Array, "N D"], targets_N: Int[Array, "N"]
-    ) -> tuple[VocabularyLoss, dict[str, Float[Array, "V D"]]]:
-        own_NxD = loss.own_weight[:, None] * h_NxR
-        own_VxD = jnp.zeros_like(loss.expected).at[targets_N].add(own_NxD)
-        data_VxD = jnp.zeros_like(own_VxD).at[targets_N].add(loss.data_weight[:, None] * h_NxR)
+    def receive(
+        self, lookup_NxR: Float[Array, "N D"], scoring: ScoringGradient
+    ) -> tuple[Float[Array, "N D"], ScoringGradient]:
+        own_VxD = scoring.at_targets(scoring.own_weight)
         rare_Vx1 = self.is_rare()[:, None]
-        assert loss.expected_parts is not None  # as there are marks
-        from_rare_VxD, from_frequent_VxD = loss.expected_parts
+        assert scoring.expected_parts is not None  # as there are marks
+        from_rare_VxD, from_frequent_VxD = scoring.expected_parts
         # A row's own tokens are of its kind: they are taken out of that part alone.
         push = {
             "push_from_frequent": jnp.where(
@@ -182,7 +180,8 @@ class GatedRareRows(TiedEmbedding):
             "push_from_rare": jnp.where(rare_Vx1 > 0, self.gate_from_rare * (from_rare_VxD - own_VxD), from_rare_VxD),
         }
         expected_VxD = sum(push.values()) + own_VxD
-        return loss._replace(expected=expected_VxD, scoring=expected_VxD - data_VxD), push
+        table_VxD = expected_VxD - scoring.at_targets(scoring.data_weight)
+        return lookup_NxR, scoring._replace(table=table_VxD, expected=expected_VxD, push_parts=push)
 
 
 class LowRank(TiedEmbedding):
@@ -271,14 +270,6 @@ class SpdPair(TiedEmbedding):
 def _identity(_: Array, size: int) -> Float[Array, "D D"]:
     return jnp.eye(size)
 
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _weigh_gradient(weight: float, x: Array) -> Array:
-    """x, whose gradient is multiplied by a weight."""
-    return x
-
-
-_weigh_gradient.defvjp(lambda weight, x: (x, None), lambda weight, _, gradient: (weight * gradient,))
 
 SCHEMES: dict[str, type[VocabularyModel]] = {
     "tied": TiedEmbedding,

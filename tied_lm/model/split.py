@@ -11,6 +11,7 @@ Loss = mean over the N tokens that are not masked of -log softmax(logits_t)[y_t]
 Sums go into the table first and norms are taken after, since norms do not add.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from tied_lm.model.arguments import check_ids
-from tied_lm.model.embedding import Params, VocabularyModel
+from tied_lm.model.embedding import Params, ScoringGradient, VocabularyModel
 from tied_lm.model.loss import vocabulary_loss
 from tied_lm.rows import RowStats, mark_undefined
 
@@ -29,16 +30,10 @@ class Backward(NamedTuple):
     loss: Float[Array, ""]
     gradients: PyTree
     inputs: Int[Array, "N"]
-    targets: Int[Array, "N"]
     mask: Bool[Array, "N"]
-    h: Float[Array, "N D"]
-    dx: Float[Array, "N D"]  # dL/d(looked-up vector)
-    expected: Float[Array, "V D"]
-    scoring: Float[Array, "V D"]
-    data_weight: Float[Array, "N"]  # data[v] sums data_weight_t h_t over the t with y_t = v
-    own_weight: Float[Array, "N"]  # and own[v] own_weight_t h_t
-    push_parts: dict[str, Float[Array, "V D"]]  # of a scheme that tells parts of its push apart
-    others: tuple[dict[str, Array], dict[str, Array]]  # gradients of other parameters of the scheme, by path
+    lookup: Float[Array, "N R"]  # what each position asks of the row that it looked up
+    scoring: ScoringGradient
+    others: tuple[Params, Params]  # gradients of the scheme's other parameters, by lookup and by scoring
     carry: PyTree  # what the body hands to the next batch; {} if it is of a kind that does not
 
 
@@ -63,7 +58,7 @@ class GradientSplit(NamedTuple):
     push: Float[Array, "V D"]
     total: Float[Array, "V D"]
     push_parts: dict[str, Float[Array, "V D"]]  # of a scheme that tells parts of its push apart; else {}
-    others: tuple[dict[str, Array], dict[str, Array]]  # other parameters of a scheme: gradients by lookup, by scoring
+    others: tuple[Params, Params]  # other parameters of a scheme: gradients by lookup, by scoring
 
 
 def backward(
@@ -77,81 +72,70 @@ def backward(
     carry: PyTree = None,
     train: bool = False,
 ) -> Backward:
-    """Loss and gradients, and beside them the intermediate values that the split is made of.
+    """Loss and gradients, and beside them what the split is made of.
+
+    The loss is taken as one of two copies of the scheme's parameters, of which one looks up and the other scores: the
+    gradient in each is that of its use, and a parameter receives their sum.
 
     Args:
         carry: what the body took from the batch before; no gradient flows through it. By default a fresh start.
     """
 
-    def hidden(params: PyTree, offset: Array, others: tuple[Params, Params]) -> tuple[tuple[Array, Array], PyTree]:
+    apply = functools.partial(model.apply, rngs=rngs, method="hidden", mutable=["carry"])
+
+    def forward(params: PyTree, rows: Array, at_scoring: Params) -> tuple[tuple[Array, Array], PyTree]:
         variables = {"params": params} | ({"carry": carry} if carry else {})
-        outputs, changed = model.apply(
-            variables,
-            inputs,
-            offset=offset,
-            others=others,
-            train=train,
-            rngs=rngs,
-            method="hidden",
-            mutable=["carry"],
-        )
+        outputs, changed = apply(variables, inputs, rows=rows, at_scoring=at_scoring, train=train)
         return outputs, changed.get("carry", {})
 
-    offset = jnp.zeros((*inputs.shape, model.row_width))
-    zeros = {name: jnp.zeros_like(params[name]) for name in model.others}
-    (h, scoring_VxD), pullback, new_carry = jax.vjp(hidden, params, offset, (zeros, zeros), has_aux=True)
-    h_NxD, targets_N = h.reshape(-1, model.row_width), targets.reshape(-1)
+    own = {name: jnp.asarray(leaf) for name, leaf in params.items() if name != "body"}
+    # The rows are an argument beside their matrix, since a gradient in them is N x R, and in the matrix V x R.
+    (h, scoring_VxR), pullback, new_carry = jax.vjp(forward, params, own["embedding"][inputs], own, has_aux=True)
+    inputs_N, targets_N, h_NxR = inputs.reshape(-1), targets.reshape(-1), h.reshape(-1, model.row_width)
     mask_N = jnp.ones(targets_N.shape, bool) if mask is None else mask.reshape(-1).astype(bool)
     weights_N = mask_N / jnp.maximum(mask_N.sum(), 1)
+    dtype, marks_N = model.compute_dtype, model.marks(targets_N)
     loss = vocabulary_loss(
-        h_NxD,
-        scoring_VxD,
-        targets_N,
-        weights_N,
-        soft_cap=model.logit_cap,
-        compute_dtype=model.compute_dtype,
-        marks_N=model.marks(targets_N),
+        h_NxR, scoring_VxR, targets_N, weights_N, soft_cap=model.logit_cap, compute_dtype=dtype, marks_N=marks_N
     )
-    loss, push_parts = model.weigh(loss, h_NxD, targets_N)
-    gradients, dx, others = pullback((loss.hidden.reshape(h.shape), loss.scoring))
-    if model.penalty(params) is not None:
-        of_penalty = jax.grad(model.penalty)(params)
-        gradients = jax.tree.map(jnp.add, gradients, of_penalty)
-        others = (others[0], {name: others[1][name] + of_penalty[name] for name in model.others})
+    by_lookup, rows_gradient, by_scoring = pullback((loss.h_gradient.reshape(h.shape), loss.scoring))
+    asked = ScoringGradient(
+        loss.scoring, loss.expected, h_NxR, targets_N, loss.data_weight, loss.own_weight, loss.expected_parts, {}
+    )
+    lookup_NxR, scoring = model.receive(rows_gradient.reshape(h_NxR.shape), asked)
+    if scoring is not asked:
+        by_scoring[model.scorer] = scoring.table
+    if model.penalty(own) is not None:
+        by_scoring = jax.tree.map(jnp.add, by_scoring, jax.grad(model.penalty)(own))
+    gradients = by_lookup | {name: by_lookup[name] + by_scoring[name] for name in own}
+    gradients["embedding"] = gradients["embedding"].at[inputs_N].add(lookup_NxR)
     return Backward(
-        jnp.sum(loss.token_loss * weights_N),
-        gradients,
-        inputs.reshape(-1),
-        targets_N,
-        mask_N,
-        h_NxD,
-        dx.reshape(-1, model.row_width),
-        loss.expected,
-        loss.scoring,
-        loss.data_weight,
-        loss.own_weight,
-        push_parts,
-        others,
-        new_carry,
+        loss=jnp.sum(loss.token_loss * weights_N),
+        gradients=gradients,
+        inputs=inputs_N,
+        mask=mask_N,
+        lookup=lookup_NxR,
+        scoring=scoring,
+        others=({name: by_lookup[name] for name in model.others}, {name: by_scoring[name] for name in model.others}),
+        carry=new_carry,
     )
 
 
 def tables(b: Backward) -> Tables:
     """The sums of the split, as tables."""
-    zeros_VxD = jnp.zeros_like(b.expected)
     return Tables(
-        lookup=zeros_VxD.at[b.inputs].add(b.dx),
-        expected=b.expected,
-        own=zeros_VxD.at[b.targets].add(b.own_weight[:, None] * b.h),
-        data=zeros_VxD.at[b.targets].add(b.data_weight[:, None] * b.h),
-        push_parts=b.push_parts,
+        lookup=jnp.zeros_like(b.scoring.expected).at[b.inputs].add(b.lookup),
+        expected=b.scoring.expected,
+        own=b.scoring.at_targets(b.scoring.own_weight),
+        data=b.scoring.at_targets(b.scoring.data_weight),
+        push_parts=b.scoring.push_parts,
     )
 
 
 def counts(b: Backward) -> tuple[Int[Array, "V"], Int[Array, "V"]]:
     """How often each row was looked up, and was an unmasked target."""
-    zeros_V = jnp.zeros(b.expected.shape[0], jnp.int32)
-    return zeros_V.at[b.inputs].add(1), zeros_V.at[b.targets].add(b.mask.astype(jnp.int32))
+    zeros_V = jnp.zeros(b.scoring.expected.shape[0], jnp.int32)
+    return zeros_V.at[b.inputs].add(1), zeros_V.at[b.scoring.targets].add(b.mask.astype(jnp.int32))
 
 
 def row_norm(table_RxD: Float[Array, "R D"]) -> Float[Array, "R"]:
@@ -194,21 +178,22 @@ def stats_of(b: Backward) -> RowStats:
     Only rows that are inputs or targets, at most N each, have a lookup, own or data. Their sums are made in (N, D)
     arrays, at one token for each row; on all other rows scoring and push are the row of `expected`.
     """
-    rows = b.expected.shape[0]
+    asked = b.scoring
+    rows = asked.expected.shape[0]
     if b.inputs.size >= rows:
         return stats_of_tables(tables(b), *counts(b))
-    zeros_NxD = jnp.zeros_like(b.h)
-    target_of_row_V, target_N = _by_row(b.targets, rows)
-    own_NxD = zeros_NxD.at[target_N].add(b.own_weight[:, None] * b.h)
-    data_NxD = zeros_NxD.at[target_N].add(b.data_weight[:, None] * b.h)
-    expected_NxD = b.expected[b.targets]
+    zeros_NxD = jnp.zeros_like(b.lookup)
+    target_of_row_V, target_N = _by_row(asked.targets, rows)
+    own_NxD = zeros_NxD.at[target_N].add(asked.own_weight[:, None] * asked.h)
+    data_NxD = zeros_NxD.at[target_N].add(asked.data_weight[:, None] * asked.h)
+    expected_NxD = asked.expected[asked.targets]
     input_of_row_V, input_N = _by_row(b.inputs, rows)
-    lookup_NxD, scoring_NxD = zeros_NxD.at[input_N].add(b.dx), b.scoring[b.inputs]
+    lookup_NxD, scoring_NxD = zeros_NxD.at[input_N].add(b.lookup), asked.table[b.inputs]
 
     def place(of_row_V: Array, values_N: Array, otherwise_V: Array | float) -> Array:
         return jnp.where(of_row_V < 0, otherwise_V, values_N[of_row_V])
 
-    expected_V = row_norm(b.expected)
+    expected_V = row_norm(asked.expected)
     scoring_V = place(target_of_row_V, row_norm(expected_NxD - data_NxD), expected_V)
     return RowStats(
         place(input_of_row_V, row_norm(lookup_NxD), 0.0),
@@ -225,17 +210,17 @@ def sum_rule_residual(model: VocabularyModel, b: Backward) -> Float[Array, ""]:
     """|sum_v (g - lookup)[v]| / |g|, with g the gradient of the matrix that scores; in an untied model nothing is
     subtracted. It is 0 up to rounding, since every softmax sums to 1: sum_v scoring[v] = 0. (Schemes in which it does
     not say why in `no_sum_rule`.)"""
-    gradient_VxD = b.gradients["embedding" if model.tied else "output"]
+    gradient_VxD = b.gradients[model.scorer]
     rest_D = gradient_VxD.sum(axis=0)
     if model.tied:
-        rest_D = rest_D - b.dx.sum(axis=0)
+        rest_D = rest_D - b.lookup.sum(axis=0)
     norm = jnp.linalg.norm(gradient_VxD)
     return jnp.linalg.norm(rest_D) / jnp.where(norm > 0, norm, 1)
 
 
-def part_norms(b: Backward | Tables) -> dict[str, Float[Array, "V"]]:
+def part_norms(push_parts: Params) -> dict[str, Float[Array, "V"]]:
     """L2 norms of the rows of the parts of the push that the scheme tells apart."""
-    return {name: row_norm(table_VxD) for name, table_VxD in b.push_parts.items()}
+    return {name: row_norm(table_VxD) for name, table_VxD in push_parts.items()}
 
 
 def loss_and_gradients(
@@ -293,4 +278,4 @@ def split_gradients(
     scoring_VxD = t.expected - t.data
     pull_VxD, push_VxD = t.own - t.data, t.expected - t.own
     total_VxD = t.lookup + scoring_VxD
-    return GradientSplit(b.loss, t.lookup, scoring_VxD, pull_VxD, push_VxD, total_VxD, b.push_parts, b.others)
+    return GradientSplit(b.loss, t.lookup, scoring_VxD, pull_VxD, push_VxD, total_VxD, t.push_parts, b.others)

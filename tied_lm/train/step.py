@@ -200,7 +200,7 @@ class Trainer:
                 return pack(
                     Record(
                         stats,
-                        part_norms(b),
+                        part_norms(b.scoring.push_parts),
                         {name: row_norm(changes[name]) for name in vocabulary},
                         {name: row_norm(state.params[name]) for name in vocabulary},
                         {
@@ -287,7 +287,7 @@ class Trainer:
         no_tables = Tables(zeros_VxD, zeros_VxD, zeros_VxD, zeros_VxD, no_parts)
         start = (no_tables, none_V, none_V, self._warm_carry(params, heldout))
         sums, in_count, out_count, _ = jax.lax.fori_loop(0, self._batches(tokens), one, start)
-        return Probe(stats_of_tables(sums, in_count, out_count), part_norms(sums), out_count.sum())
+        return Probe(stats_of_tables(sums, in_count, out_count), part_norms(sums.push_parts), out_count.sum())
 
     def account(self) -> dict[str, int]:
         """Numbers of parameters, and the bytes of the parameters and of the optimizer's state, in the last phase."""

@@ -39,7 +39,7 @@ def measure_shares(
     """Shares of one batch; arguments and errors as in `loss_and_gradients`."""
     inputs, targets, mask = check_ids(model.vocab_size, inputs, targets, mask)
     b = backward(model, params, inputs, targets, mask=mask)
-    lookup, scoring, before = (float(jnp.linalg.norm(x)) for x in (tables(b).lookup, b.scoring, b.dx))
+    lookup, scoring, before = (float(jnp.linalg.norm(x)) for x in (tables(b).lookup, b.scoring.table, b.lookup))
     return Shares(
         lookup,
         scoring,
