@@ -41,12 +41,18 @@ def _reason(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _unheard() -> Iterator[None]:
-    """When one read fails, Orbax drops the others, and what those complain of would bury the message that matters."""
+    """When a read or write fails, Orbax drops the others, whose complaints would bury the message that matters."""
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
         yield
     finally:
         sys.unraisablehook = hook
+
+
+def _drop() -> None:
+    """Let what was dropped complain now."""
+    time.sleep(0.3)
+    gc.collect()
 
 
 def _needs_attention(record: logging.LogRecord) -> bool:
@@ -164,8 +170,7 @@ class Checkpoints:
             except Exception as error:  # Orbax raises bare exceptions for truncated files
                 reason = _reason(error)
             if reason:
-                time.sleep(0.3)
-                gc.collect()
+                _drop()
         if reason:
             raise Damaged(f"the checkpoint {place} is damaged ({reason}); {remedy}")
         types = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(state)]
@@ -183,11 +188,17 @@ class Checkpoints:
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
         """An error of a save as one that names the folder: here, in a call that comes after it, all kinds come out."""
-        try:
-            yield
-        except Exception as error:
-            reason = f"the checkpoints in {self.folder} cannot be written ({_reason(error)})"
-            raise refused(self.folder, error) or OSError(reason) from error
+        failed: OSError | None = None
+        with _unheard():
+            try:
+                yield
+            except Exception as error:
+                reason = f"the checkpoints in {self.folder} cannot be written ({_reason(error)})"
+                failed = refused(self.folder, error) or OSError(reason)
+            if failed:
+                _drop()
+        if failed:
+            raise failed
 
     def wait(self) -> None:
         """Wait for saves under way.
