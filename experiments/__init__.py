@@ -1,1 +1,1 @@
-"""The scripts: flags, wiring, printing."""
+"""The scripts of `tied_lm.cli`, to be called from the root of the repository."""

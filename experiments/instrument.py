@@ -1,66 +1,7 @@
-"""Somebody else's model in somebody else's loop, instrumented: the lines between the marks are all that was added."""
+"""`tied-lm instrument`, from the root of the repository."""
 
-import sys
-from typing import Any
-
-import flax.linen as nn
-import jax
-import jax.numpy as jnp
-import numpy as np
-import optax
-from jaxtyping import Array, Float, Int
-
-VOCABULARY, FEATURES, LENGTH, BATCH, STEPS = 64, 32, 16, 8, 200
-
-
-class Model(nn.Module):
-    """A causal model of one attention layer, tied through `attend`."""
-
-    @nn.compact
-    def __call__(self, ids: Int[Array, "B L"]) -> Float[Array, "B L V"]:
-        embed = nn.Embed(VOCABULARY, FEATURES, name="token_embed")
-        x = embed(ids) + nn.Embed(LENGTH, FEATURES, name="position_embed")(jnp.arange(LENGTH))
-        x += nn.MultiHeadDotProductAttention(num_heads=2)(nn.LayerNorm()(x), mask=nn.make_causal_mask(ids))
-        return embed.attend(nn.LayerNorm()(x))
-
-
-def main(workdir: str) -> None:
-    ranks = 1 / np.arange(1, VOCABULARY + 1)
-    stream = np.random.default_rng(0).choice(VOCABULARY, (STEPS, BATCH, LENGTH + 1), p=ranks / ranks.sum())
-    stream[:, :, 1::2] = (stream[:, :, :-1:2] + 1) % VOCABULARY  # every other token can be known from the last
-    model, optimizer = Model(), optax.adam(3e-3)
-    params = model.init(jax.random.key(0), stream[0, :, :-1])["params"]
-    state = optimizer.init(params)
-
-    # --- added
-    from tied_lm import RowRecorder, embed_loss_and_gradients
-
-    counts = np.bincount(stream.ravel(), minlength=VOCABULARY)
-    recorder = RowRecorder(workdir, VOCABULARY, counts=counts, first_step=0)
-    # ---
-
-    @jax.jit
-    def step(params: Any, state: Any, tokens: Array) -> Any:
-        def loss_fn(params: Any) -> Array:
-            logits = model.apply({"params": params}, tokens[:, :-1])
-            return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
-
-        # --- changed, from: loss, gradients = jax.value_and_grad(loss_fn)(params)
-        loss, gradients, rows = embed_loss_and_gradients(loss_fn, params, table="token_embed/embedding")
-        # ---
-        updates, state = optimizer.update(gradients, state)
-        return optax.apply_updates(params, updates), state, loss, rows
-
-    for k, tokens in enumerate(stream):
-        params, state, loss, rows = step(params, state, tokens)
-        # --- added
-        if k % 10 == 0:
-            recorder.record(k, rows, {"loss/train": loss})
-    recorder.close()
-    # ---
-
-    print(f"loss {loss:.3f} nats a token after {STEPS} updates; TensorBoard and rows.zarr: {workdir}")
-
+from tied_lm.cli.command import run
+from tied_lm.cli.instrument import main
 
 if __name__ == "__main__":
-    main(*(sys.argv[1:] or ["runs/instrument"]))
+    run(main)

@@ -1,62 +1,7 @@
-"""Train one model, once."""
+"""`tied-lm train`, from the root of the repository."""
 
-import math
-import threading
-from pathlib import Path
-
-from experiments.command import parse, run, set_up_jax, tell, tensorboard_command
-
-
-def main(arguments: list[str], stop: threading.Event) -> None:
-    command = parse("Train one model, as one run of a comparison.", arguments)
-
-    from experiments.progress import Progress
-    from tied_lm import folder, open_run
-    from tied_lm.config import build_run, digest
-    from tied_lm.data.documents import told
-    from tied_lm.data.sources import with_vocabulary
-    from tied_lm.record.scalars import is_finished
-    from tied_lm.study.plan import Arm
-    from tied_lm.train.build import build_stream
-    from tied_lm.train.loop import run_values, train_run
-    from tied_lm.train.resources import check_disk, check_memory, shown
-
-    set_up_jax()
-    config = build_run(with_vocabulary(command.values))
-    check_memory(config)
-    arm = Arm.of(config, build_stream(config))
-    if arm.stream.about:
-        tell(told(arm.stream.about))
-    values = run_values(config, arm.stream)
-    place = command.workdir or Path("runs") / f"{command.name}-{digest(values)}"
-    folder.check(place, values)
-    if is_finished(place, config.train.steps):
-        tell(f"{place} is complete; nothing was changed.")
-    else:
-        size = arm.disk_bytes()
-        check_disk(place, size)
-        tell(f"1 run in {place}, at most {shown(size)} there")
-        with folder.locked(place):
-            progress = Progress([(config.model.tying, config.train.steps)])
-            try:
-                report = progress.start_run(config.model.tying, config.seed)
-                train_run(arm.trainer, config, arm.stream, place, stop, report)
-            finally:
-                progress.close()
-    last = open_run(place).last()
-    print(f"{config.model.tying}, {arm.trainer.account()['total']:,} parameters, after {config.train.steps:,} updates:")
-    for tag, words in {
-        "loss/eval": "held-out loss, nats a token",
-        "loss/perplexity": "perplexity",
-        "loss/bits_per_byte": "bits a byte",
-        "loss/excess": "above the best possible loss",
-        "probe/split/share": "lookup's share of the squared gradient (probe)",
-        "probe/split/cosine": "cosine of lookup and scoring (probe)",
-    }.items():
-        if tag in last:
-            print(f"  {'-' if math.isnan(last[tag]) else format(last[tag], '.4f'):>8}  {words}")
-    print(f"TensorBoard: {tensorboard_command(place)}")
-
+from tied_lm.cli.command import run
+from tied_lm.cli.train import main
 
 if __name__ == "__main__":
     run(main)

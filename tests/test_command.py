@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments.command import ROOT, parse, set_up_jax
 from tests import tiny
 from tests.test_commands import SMALL
 from tied_lm.checks import ConfigError
+from tied_lm.cli.command import ROOT, parse, set_up_jax
 from tied_lm.config import build_comparison, build_run, resolved
 from tied_lm.study.plan import Plan
 

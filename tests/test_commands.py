@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments import compare
-from experiments.command import run
 from tied_lm import open_run
+from tied_lm.cli import compare
+from tied_lm.cli.command import run
 
 ROOT = Path(__file__).parent.parent
 SMALL = [

@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
-from experiments import evaluate
 from tests import tiny
 from tests.test_commands import contents
 from tied_lm import open_run
 from tied_lm.checks import ConfigError
+from tied_lm.cli import evaluate
 from tied_lm.files import Damaged, read_json, write_json
 from tied_lm.train import resources
 

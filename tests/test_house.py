@@ -1,6 +1,7 @@
 """The rooms of the house, and which way their imports run."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ ROOMS = {
     "record": CONFIG,
     "train": (*CONFIG, "model", "data", "record"),
     "study": (*CONFIG, "model", "data", "record", "train"),
+    "cli": (*CONFIG, "model", "data", "record", "train", "study"),
 }
 
 
@@ -55,6 +57,15 @@ def test_data_flows_one_way():
         if module != "tied_lm"  # the door, which is open on demand
         for other in imports(module)
         if room_of(other) not in ("", room_of(module), *ROOMS.get(room_of(module), ()))
+    ]
+    assert wrong == []
+
+
+def test_the_library_does_without_the_scripts_and_the_configs_of_the_repository():
+    wrong = [
+        module
+        for module, path in MODULES.items()
+        if re.search(r"^\s*(from|import) (experiments|configs|tests)\b", path.read_text(encoding="utf-8"), re.M)
     ]
     assert wrong == []
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments import compare, evaluate, sweep, train
 from tests import tiny
 from tied_lm import open_run
+from tied_lm.cli import compare, evaluate, sweep, train
 from tied_lm.record.scalars import is_finished, read_metrics
 
 ROOT = Path(__file__).parent.parent

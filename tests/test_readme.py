@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from configs import toy
-from experiments.command import load_config
+from tied_lm.cli.command import load_config
 from tied_lm.config import build_comparison, override
 
 ROOT = Path(__file__).parent.parent

@@ -1,7 +1,7 @@
 """The instrument for weight tying in language models: which rows the lookup moves, and which the scoring.
 
-Rooms, each of which may import those below it: `study`, `train`, then `data` and `record`, `config`, `model`, then the
-modules that stand here.
+Rooms, each of which may import those below it: `cli`, `study`, `train`, then `data` and `record`, `config`, `model`,
+then the modules that stand here.
 """
 
 from typing import TYPE_CHECKING

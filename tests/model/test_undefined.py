@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments import compare
 from tests import tiny
 from tests.test_commands import SMALL
 from tied_lm import open_run
+from tied_lm.cli import compare
 from tied_lm.files import write_json
 from tied_lm.intervals import summarize
 from tied_lm.study.report import moves

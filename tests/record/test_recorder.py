@@ -12,10 +12,10 @@ from tensorboardX import summary
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event
 
-from experiments import instrument
 from tests import tiny
 from tied_lm import RowRecorder, RowStats, UseStats, open_run
 from tied_lm.bands import UNSEEN, describe
+from tied_lm.cli import instrument
 from tied_lm.record import recorder
 from tied_lm.record.histogram import log_histogram
 
@@ -330,7 +330,7 @@ def test_rows_of_another_vocabulary_or_other_counts_are_not_continued(tmp_path):
 @pytest.mark.slow
 def test_the_example(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(instrument, "STEPS", 21)
-    instrument.main(str(tmp_path))
+    instrument.train(str(tmp_path))
     assert str(tmp_path) in capsys.readouterr().out
     run = open_run(tmp_path)
     losses = run.scalars("loss/train")

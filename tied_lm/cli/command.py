@@ -1,7 +1,6 @@
-"""What the scripts share: flags, one-line errors, and a stop that loses nothing."""
+"""What the commands share: flags, one-line errors, and a stop that loses nothing."""
 
 import argparse
-import contextlib
 import dataclasses
 import importlib.util
 import io
@@ -17,13 +16,14 @@ from typing import Any, NoReturn
 
 from ml_collections import ConfigDict, FieldReference
 
-from experiments.workers import stop_with_parent
 from tied_lm.checks import ConfigError
+from tied_lm.cli.workers import stop_with_parent
 from tied_lm.config import OWN_DEFAULTS, completed, defaults, override, resolved
 from tied_lm.folder import cache_folder
 from tied_lm.tokenstring import printable
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]  # of the repository, in a clone
+DEFAULT = "configs/toy.py"  # where there is no such file, the defaults of the fields stand for it
 LONGEST = 500  # characters of a mistake that is told
 
 
@@ -50,7 +50,7 @@ def load_config(path: str) -> dict[str, Any]:
 
     Args:
         path: of the file, relative to the current folder or to this repository; `FILE:VARIANT` calls
-            `get_config(VARIANT)`. The file can import the modules beside it.
+            `get_config(VARIANT)`. The file can import the modules beside it, and its folder as a package.
 
     Raises:
         ConfigError: there is no such file, or it fails in whatever way.
@@ -60,12 +60,15 @@ def load_config(path: str) -> dict[str, Any]:
     file = Path(name + ".py" if variant else name)
     if not file.is_absolute() and not os.path.lexists(file):
         file = ROOT / file
+    if path == DEFAULT and not os.path.lexists(file):
+        return {}
     spec = importlib.util.spec_from_file_location("experiment_config", file) if file.suffix == ".py" else None
     if spec is None or spec.loader is None or not os.path.isfile(file):
         raise ConfigError("config", path, allowed)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where its dataclasses look for their names
-    sys.path.insert(0, str(file.parent))
+    before = list(sys.path)
+    sys.path[:] = [str(file.parent), *before, str(file.absolute().parent.parent)]
     try:
         spec.loader.exec_module(module)
         return _with_references(module.get_config(*variant))
@@ -74,8 +77,7 @@ def load_config(path: str) -> dict[str, Any]:
     except BaseException as error:  # SystemExit among them
         raise ConfigError("config", path, f"{allowed} ({type(error).__name__}: {error})") from error
     finally:
-        with contextlib.suppress(ValueError):
-            sys.path.remove(str(file.parent))
+        sys.path[:] = before
 
 
 def _with_references(config: ConfigDict) -> dict[str, Any]:
@@ -117,10 +119,10 @@ def parse(
     parser = Parser(
         description=description,
         epilog="Any field of the config can be set: --config.optimizer.learning_rate=0.003. The fields, with their "
-        "units, are in configs/toy.py.",
+        "units, are in configs/toy.py of the repository; a config need only give those that it changes.",
         allow_abbrev=False,
     )
-    parser.add_argument("--config", default="configs/toy.py", metavar="FILE[:VARIANT]", help="default: %(default)s")
+    parser.add_argument("--config", default=DEFAULT, metavar="FILE[:VARIANT]", help="default: %(default)s")
     parser.add_argument("--workdir", type=Path, metavar="DIR", help="default: runs/<config>-<hash of the config>")
     parser.add_argument(
         "--config.FIELD", action="append", default=[], metavar="VALUE", help="set a field", dest="overrides"

@@ -1,0 +1,41 @@
+"""Train every arm with every seed, and print the verdict."""
+
+import threading
+from pathlib import Path
+
+from tied_lm.cli.command import parse, set_up_jax, tell, tensorboard_command
+from tied_lm.tokenstring import printable
+
+
+def main(arguments: list[str], stop: threading.Event) -> None:
+    command = parse("Compare arms, by default a tied and an untied model, over several seeds.", arguments)
+
+    from tied_lm.cli.progress import Progress
+    from tied_lm.config import digest
+    from tied_lm.data.documents import told
+    from tied_lm.study import comparison as c
+    from tied_lm.study.plan import Plan
+    from tied_lm.study.report import REPORT
+    from tied_lm.study.summary import read_summary
+    from tied_lm.study.verdict import verdict
+    from tied_lm.train.resources import check_disk, shown
+
+    set_up_jax()
+    plan = Plan.of(command.values)
+    if about := plan.about:
+        tell(told(about))
+    place = command.workdir or Path("runs") / f"{command.name}-{digest(plan.values)}"
+    c.check_folder(place, plan.values)
+    if c.is_complete(place, plan):
+        tell(f"{place} is complete; nothing was changed.")
+    else:
+        updates, size = plan.updates(), plan.disk_bytes()
+        check_disk(place, size)
+        tell(f"{len(updates)} runs in {place}, at most {shown(size)} there")
+        progress = Progress(updates)
+        try:
+            c.complete(place, plan, stop, progress.start_run)
+        finally:
+            progress.close()
+    print(verdict(read_summary(place)))
+    print(f"\nPictures: {printable(str(place / REPORT))}\nTensorBoard: {tensorboard_command(place)}")

@@ -1,0 +1,175 @@
+"""Evaluate a run from one of its checkpoints, and let it write."""
+
+import argparse
+import json
+import textwrap
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tied_lm.checks import ConfigError
+from tied_lm.cli.command import Parser, check_path, set_up_jax, tell
+from tied_lm.tokenstring import printable
+
+if TYPE_CHECKING:
+    from tied_lm.study.evaluation import Evaluated
+
+BOUNDS = {
+    "tokens": (1, 10**9),
+    "samples": (0, 1000),
+    "length": (1, 100_000),
+    "window": (1, 100_000),
+    "top_k": (1, 10**9),
+    "seed": (0, 2**32 - 1),
+    "temperature": (0, 1000),
+}
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = Parser(description="Evaluate a run from one of its checkpoints, and sample from it.", allow_abbrev=False)
+    parser.add_argument("run", type=Path, metavar="RUN_DIR", help="folder of a run: DIR/<arm>/seed<k> of a comparison")
+    parser.add_argument("--step", default="last", metavar="N|best|last", help="the checkpoint; default: %(default)s")
+    parser.add_argument("--tokens", type=int, metavar="N", help="held-out tokens; default: data.eval_tokens of the run")
+    parser.add_argument("--samples", type=int, default=3, metavar="K", help="texts to write; default: %(default)s")
+    parser.add_argument("--length", type=int, default=100, metavar="L", help="tokens of each; default: %(default)s")
+    parser.add_argument(
+        "--prompt", metavar="TEXT", help="what each begins with; default: a token drawn by its frequency"
+    )
+    parser.add_argument(
+        "--window",
+        type=int,
+        metavar="W",
+        help="score each token with the W before it; default: data.length, what the model was trained on, or all for "
+        "a body that carries a state",
+    )
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--temperature", type=float, default=1.0, metavar="T", help="default: %(default)s")
+    choice.add_argument("--greedy", action="store_true", help="take the likeliest token every time")
+    parser.add_argument("--top_k", type=int, metavar="K", help="sample among the K likeliest tokens only")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the samples; default: %(default)s")
+    flags = parser.parse_args(arguments)
+    for name, (low, high) in BOUNDS.items():
+        value = getattr(flags, name)
+        if value is not None and not low <= value <= high:
+            raise ConfigError(name, value, f"{low} to {high:,}")
+    check_path("run", flags.run)
+    return flags
+
+
+def _utf8(text: str) -> str:
+    """A text of the command line, which may hold bytes of another encoding."""
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise ConfigError("prompt", text, "UTF-8 text")
+    return text
+
+
+def _check_folder(place: Path) -> None:
+    """Refuse what is not the folder of a run."""
+    allowed = "the folder of a run: DIR/<arm>/seed<k> of a comparison, or that of a single run"
+    try:
+        values = dict(json.loads((place / "config.json").read_text(encoding="utf-8")))
+    except (OSError, TypeError, ValueError):
+        raise ConfigError("run", str(place), allowed) from None
+    if "compare" in values:
+        raise ConfigError(
+            "run", str(place), f"{allowed}; this is a comparison with {', '.join(values['compare']['arms'])}"
+        )
+
+
+def main(arguments: list[str], stop: threading.Event) -> None:
+    flags = _parse(arguments)
+    _check_folder(flags.run)
+
+    import jax.numpy as jnp
+    import numpy as np
+
+    from tied_lm import open_run
+    from tied_lm.config import differing_fields
+    from tied_lm.data.stream import named_key
+    from tied_lm.files import read_json
+    from tied_lm.folder import CONFIG
+    from tied_lm.model import sampling
+    from tied_lm.study.evaluation import evaluate
+    from tied_lm.study.plan import Arm
+    from tied_lm.train.build import build_stream
+    from tied_lm.train.checkpoint import Checkpoints
+    from tied_lm.train.resources import check_sampling
+
+    set_up_jax()
+    opened = open_run(flags.run)
+    config, stream = opened.config, build_stream(opened.config)
+    changed = differing_fields(opened.content, stream.content)
+    if changed:
+        raise ConfigError(
+            "data.paths", config.data.paths, f"the text that the run was trained on; {'; '.join(changed)}"
+        )
+    if flags.top_k is not None and flags.top_k > config.data.vocab_size:
+        raise ConfigError("top_k", flags.top_k, f"at most data.vocab_size = {config.data.vocab_size}")
+    prompt = None if flags.prompt is None else stream.encode(_utf8(flags.prompt))
+    if prompt == []:
+        raise ConfigError("prompt", flags.prompt, "a text of at least one token")
+    trainer = Arm.of(config, stream).trainer
+    checkpoints = Checkpoints(flags.run / "checkpoints", config.checkpoint.keep, read_only=True)
+    step = checkpoints.find(flags.step)
+    fresh = (phase.init(np.uint32(config.seed)) for phase in trainer.phases)
+    state = checkpoints.restore(*fresh, step=step, config=read_json(flags.run / CONFIG, "restore it"))
+    trainer = trainer.at(step)
+    assert state is not None  # there is one of this step
+
+    trained, longest = config.data.length, (1 if prompt is None else len(prompt)) + flags.length - 1
+    window = flags.window or (None if trainer.stateful else trained)
+    check_sampling(config, flags.samples, min(window or longest, longest))
+
+    wanted = flags.tokens or config.data.eval_tokens
+    tokens = int(min(wanted, stream.heldout_tokens))
+    if flags.tokens is not None and tokens < wanted:
+        tell(f"--tokens={wanted:,}: the held-out text has whole sequences of {tokens:,} only; all of these are used")
+    print(f"{printable(str(flags.run))} after {step:,} updates: {config.model.tying}, body {config.model.body}")
+    print(_told(evaluate(trainer, state.params, stream, tokens)))
+
+    temperature = 0.0 if flags.greedy else flags.temperature
+    count = flags.samples if temperature or prompt is None else min(flags.samples, 1)  # the others would be the same
+    if not count:
+        return
+    key = named_key(flags.seed, "samples")
+    if prompt is None:
+        prompts = sampling.first_tokens(stream.frequencies, count, named_key(flags.seed, "prompts"))
+    else:
+        prompts = jnp.tile(jnp.asarray(prompt, jnp.int32), (count, 1))
+    texts = sampling.sample(trainer.model, state.params, prompts, flags.length, key, temperature, flags.top_k, window)
+    most = min(window or longest, longest)
+    if trainer.model.body is not None and longest > min(most, trained):
+        scored = f"Each token is scored with up to {most} tokens before it; the model was trained on {trained}"
+        print(f"\n{scored}{' at a time, with the state of those before' if trainer.stateful else ''}.")
+    how = f"temperature {temperature:g}, seed {flags.seed}" if temperature else "the likeliest token every time"
+    among = f", among the {flags.top_k} likeliest tokens" if flags.top_k and temperature else ""
+    for number, ids in enumerate(np.asarray(texts)):
+        print(f"\nSample {number + 1} of {count} ({how}{among}):")
+        print(textwrap.indent(printable(stream.decode(ids.tolist()), keep="\n"), "  "))
+
+
+def _told(found: "Evaluated") -> str:
+    """The evaluation as text."""
+    from tied_lm.study.verdict import table, with_interval
+
+    rows = [["loss, nats a token", with_interval(found.eval_loss)]]
+    if found.excess is not None:
+        rows.append(["above the best possible loss", with_interval(found.excess)])
+    if found.law_loss is not None:
+        rows.append(["loss of the true law on these tokens", f"{found.law_loss:.4f}"])
+    if found.perplexity is not None:
+        rows.append(["perplexity, exp(loss)", with_interval(found.perplexity, digits=2)])
+    if found.bits_per_byte is not None:
+        rows.append(["bits per byte", with_interval(found.bits_per_byte)])
+    rows += [[f"loss in band {name}", with_interval(loss)] for name, loss in found.bands.items()]
+    state = (
+        f"The body starts each sequence with the state after the {found.warm_up} tokens before it.\n"
+        if found.warm_up
+        else ""
+    )
+    return (
+        f"Held out, {found.tokens:,} tokens in {found.sequences:,} sequences. In brackets the 95% t interval\n"
+        f"over {found.clusters}, since tokens near each other are alike. It says nothing of other seeds.\n"
+        f"{table(rows)}\n"
+        f"{state}Band 0 holds the most frequent tokens."
+    )

@@ -1,0 +1,127 @@
+"""Compare the arms at every point of a grid of config fields, and print one table."""
+
+import argparse
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tied_lm.checks import ConfigError
+from tied_lm.cli.command import parse, set_up_jax, tell
+from tied_lm.tokenstring import printable
+
+if TYPE_CHECKING:
+    from tied_lm.cli.progress import Progress
+    from tied_lm.study.sweep import Point
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> None:
+    grid = "values of a field; may be given several times"
+    parser.add_argument("--grid", action="append", default=[], metavar="FIELD=V1,V2,...", help=grid)
+    parser.add_argument("--index", type=int, metavar="I", help="do one point only, counted from 0")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="points at a time; default: %(default)s")
+
+
+def main(arguments: list[str], stop: threading.Event) -> None:
+    command = parse("Compare arms at every point of a grid of config fields.", arguments, _add_flags)
+    index, workers = command.flags.index, command.flags.workers
+    if workers < 1:
+        raise ConfigError("workers", workers, "at least 1")
+
+    from tied_lm import folder
+    from tied_lm.config import digest
+    from tied_lm.data.documents import told
+    from tied_lm.study import sweep
+    from tied_lm.study.sweepreport import PAGE, told_sweep, write_sweep_page
+    from tied_lm.study.sweepresults import Results, write_results
+    from tied_lm.train.resources import check_disk, shown
+
+    set_up_jax()
+    grid = sweep.read_grid(command.values, command.flags.grid)
+    name = f"sweep-{command.name}-{digest(sweep.resolved_values(command.values, grid))}"
+    the_sweep = sweep.Sweep.of(command.values, grid, command.workdir or Path("runs") / name)
+    points, place = the_sweep.points, the_sweep.place
+    if index is not None and not 0 <= index < len(points):
+        raise ConfigError("index", index, f"0 to {len(points) - 1}, since the grid has {len(points)} points")
+    todo = [p for p in (points if index is None else [points[index]]) if not p.is_complete()]
+    size = sum(point.plan.disk_bytes() for point in todo)
+    check_disk(place, size)
+    the_sweep.open()
+    for line in dict.fromkeys(told(point.plan.about) for point in points if point.plan.about):
+        tell(line)
+    tell(f"{len(todo)} of {len(points)} points to do in {place}, at most {shown(size)} there")
+    alone = workers == 1 or index is not None
+    failed = _do(todo, stop) if alone else _share_out(todo, workers, arguments, stop)
+    if failed:
+        if index is not None:
+            sys.exit(printable(f"error: {failed[points[index].place.name]}"))
+        reasons = "; ".join(f"{name}: {problem}" for name, problem in failed.items())
+        sys.exit(printable(f"error: {len(failed)} of {len(todo)} points failed: {reasons}"))
+    if not the_sweep.is_complete():
+        print(f"{sum(p.is_complete() for p in points)} of {len(points)} points are complete", file=sys.stderr)
+        return
+    with folder.locked(place, wait=True):
+        results = Results.of(the_sweep)
+        write_results(place, results)
+        write_sweep_page(place, results)
+    print(told_sweep(results))
+    print(f"\nPicture: {printable(str(place / PAGE))}")
+
+
+def _start_of(point: str, progress: "Progress") -> Callable[[str, int], Callable[[int], None]]:
+    """The start of a run of one point."""
+    # Every point has its own programs, so an arm's name alone would hide that they are compiled anew.
+    return lambda arm, seed: progress.start_run(f"{point} {arm}", seed)
+
+
+def _do(points: "list[Point]", stop: threading.Event) -> dict[str, str]:
+    """Do points one after the other; the names of those that failed, and why."""
+    from tied_lm.cli.progress import Progress
+    from tied_lm.files import Damaged
+    from tied_lm.study.comparison import complete, read_diverged
+
+    progress = Progress([(f"{p.place.name} {arm}", n) for p in points for arm, n in p.plan.updates()])
+    failed = {}
+    try:
+        for point in points:
+            name = point.place.name
+            try:
+                complete(point.place, point.plan, stop, _start_of(name, progress))
+            except (ConfigError, Damaged, OSError) as error:
+                tell(f"{name} failed: {error}")
+                failed[name] = str(error)
+            for arm, reason in read_diverged(point.place).items():
+                tell(f"{name}: {arm} diverged ({reason})")
+    finally:
+        progress.close()
+    return failed
+
+
+def _share_out(points: "list[Point]", workers: int, arguments: list[str], stop: threading.Event) -> dict[str, str]:
+    """Do points in processes of their own; the names of those that failed, and why."""
+    from tied_lm.cli.progress import clock
+    from tied_lm.cli.workers import run_workers
+    from tied_lm.train.loop import Interrupted
+
+    failed: dict[str, str] = {}
+    begun, ended = time.perf_counter(), 0
+
+    def done(part: int, problem: str | None) -> None:
+        nonlocal ended
+        ended += 1
+        name = points[part].place.name
+        if problem is not None:
+            failed[name] = problem
+        seconds = (time.perf_counter() - begun) / ended * (len(points) - ended)
+        tell(
+            f"{name} {'done' if problem is None else f'failed: {problem}'}; {ended} of {len(points)} points, "
+            f"about {clock(seconds)} left"
+        )
+
+    script = [sys.executable, "-m", "tied_lm.cli", "sweep", *arguments]
+    run_workers([[*script, f"--index={point.index}"] for point in points], workers, stop, done)
+    if stop.is_set() and ended < len(points):
+        raise Interrupted(f"stopped after {ended} of {len(points)} points; what the others did is saved")
+    return failed
