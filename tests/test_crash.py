@@ -1,16 +1,13 @@
 """A kill at each call that changes a file, and what is on the disk by then."""
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests import tiny
+from tests.tracing import trace
 
-ROOT = Path(__file__).parent.parent
 CONFIG = tiny.make_config("train.steps=20", "checkpoint.keep=1")
 EVERY = 61
 TRAIN = """
@@ -24,23 +21,7 @@ tiny.train(Path(sys.argv[1]), tiny.make_config("train.steps=20", "checkpoint.kee
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory):
     """The calls of a run, and its folder as it was before many of them."""
-    place = tmp_path_factory.mktemp("traced")
-    compiler = shutil.which("cc")
-    if compiler is None or not sys.platform.startswith("linux"):
-        pytest.skip("a C compiler and Linux are needed to see the calls of C++ libraries")
-    library = place / "trace.so"
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, ROOT / "tests" / "trace.c", "-ldl"], check=True)
-    copies, run, log = place / "copies", place / "run", place / "log"
-    copies.mkdir()
-    environment = os.environ | {
-        "LD_PRELOAD": str(library),
-        "TRACE_ROOT": str(run),
-        "TRACE_COPIES": str(copies),
-        "TRACE_LOG": str(log),
-        "TRACE_EVERY": str(EVERY),
-    }
-    subprocess.run([sys.executable, "-c", TRAIN, run], env=environment, cwd=ROOT, check=True, timeout=300)
-    return run, copies, [line.split("\t") for line in log.read_text().splitlines()]
+    return trace(tmp_path_factory.mktemp("traced"), TRAIN, EVERY)
 
 
 @pytest.mark.slow
