@@ -200,6 +200,7 @@ right = st.sampled_from(sorted(plain)).flatmap(lambda name: st.tuples(st.just(na
 wrong = st.tuples(st.sampled_from([*FIELDS, *VALUES, "compare.arms.x", "new", "model.new"]), anything)
 
 
+@pytest.mark.untyped
 def test_any_value_in_a_config_file():
     """A plan that builds, or one line."""
 

@@ -70,7 +70,7 @@ COSINE: Scale = (np.arctanh, np.tanh)  # Fisher's z
 RATIO: Scale = (np.log, np.exp)
 
 
-def summarize(values: Sequence[float], scale: Scale | None = None) -> Estimate:
+def summarize(values: Sequence[float] | Float[np.ndarray, "S"], scale: Scale | None = None) -> Estimate:
     """Mean, 95% t interval, and the value of each seed; of the values that are defined, None for the others.
 
     Args:

@@ -137,6 +137,7 @@ def test_undefined_is_nan():
         (np.ones((2, 2)), np.array([1.0, -1]), "frequencies"),
     ],
 )
+@pytest.mark.untyped
 def test_a_mistake_names_the_argument(table, frequencies, message):
     with pytest.raises(ValueError, match=message):
         geometry.measure_matrix(table, frequencies)

@@ -125,6 +125,7 @@ def test_rotation_of_both_changes_nothing(seed):
         (np.zeros((2, 2)), np.array([0.5, 1]), "integers"),
     ],
 )
+@pytest.mark.untyped
 def test_a_mistake_names_the_argument(h, targets, message):
     with pytest.raises(ValueError, match=message):
         geometry.measure_predictions(h, np.zeros((5, 2)) + 1, targets)

@@ -60,12 +60,14 @@ REFUSED = {
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("words", REFUSED)
+@pytest.mark.untyped
 def test_ids_and_targets_that_do_not_fit(function, words):
     with pytest.raises(ValueError, match="^" + re.escape(words)):
         function(MODEL, PARAMS, *REFUSED[words])
 
 
 @pytest.mark.parametrize("words", ["inputs has shape (3,) and targets (2,)", "targets is of float32"])
+@pytest.mark.untyped
 def test_shapes_and_types_are_seen_under_jit(words):
     inputs, targets = next(map(np.asarray, pair) for text, pair in REFUSED.items() if text.startswith(words))
     with pytest.raises(ValueError, match="^" + re.escape(words)):
@@ -81,12 +83,14 @@ def test_shapes_and_types_are_seen_under_jit(words):
         ([], "mask is empty"),
     ],
 )
+@pytest.mark.untyped
 def test_masks_that_do_not_fit(mask, words):
     with pytest.raises(ValueError, match="^" + re.escape(words)):
         loss_and_gradients(MODEL, PARAMS, [0, 1], [1, 2], mask=mask)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.untyped
 def test_lists_and_integers_of_any_width_are_taken(function):
     ids = [[0, 8], [3, 0]], [[8, 1], [1, 2]]
     expected = function(MODEL, PARAMS, *map(jnp.array, ids))
@@ -129,6 +133,7 @@ TABLE = np.ones((3, 2), np.float32)
         ((TABLE, TABLE[:1]), "lookup_table is (3, 2) and scoring_table (1, 2): not equal"),
     ],
 )
+@pytest.mark.untyped
 def test_tables_that_do_not_fit(tables, words):
     with pytest.raises(ValueError, match="^" + re.escape(words)):
         split_table_gradients(lambda lookup, scoring: lookup.sum() + scoring.sum(), *tables)

@@ -222,6 +222,7 @@ def files_of(place):
 
 
 @pytest.mark.parametrize("first", [False, True])
+@pytest.mark.untyped
 def test_a_refused_record_leaves_no_trace(tmp_path, monkeypatch, first):
     """In no file, whether it would have been the first record or not, and the same step can be written after it."""
     monkeypatch.setattr(recorder, "FLUSH_SECONDS", 0)
@@ -263,6 +264,7 @@ def test_a_refused_record_leaves_no_trace(tmp_path, monkeypatch, first):
         ({"vocab_size": 0}, "vocab_size = 0 is not possible; allowed: an integer from 1"),
     ],
 )
+@pytest.mark.untyped
 def test_arguments_that_do_not_fit(tmp_path, kwargs, message):
     with pytest.raises(ValueError, match=message):
         RowRecorder(tmp_path / "new", **({"vocab_size": V} | kwargs))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, Integer
 
 from tied_lm.checks import ConfigError, choose
 from tied_lm.config import Data
@@ -33,13 +33,13 @@ class Tokens:
     def __init__(self, documents: Sequence[Document]):
         self.documents = [document for document in documents if document.count]
         self.ends = np.cumsum([document.count for document in self.documents], dtype=np.int64).tolist()
-        self.mapped: dict[int, Int[np.ndarray, "N"]] = {}  # the last one used is the last
+        self.mapped: dict[int, Integer[np.ndarray, "N"]] = {}  # the last one used is the last
 
     @property
     def size(self) -> int:
         return self.ends[-1] if self.ends else 0
 
-    def _map(self, i: int) -> Int[np.ndarray, "N"]:
+    def _map(self, i: int) -> Integer[np.ndarray, "N"]:
         """The ids of a file."""
         found = self.mapped.pop(i, None)
         if found is None:
@@ -49,7 +49,7 @@ class Tokens:
         self.mapped[i] = found
         return found
 
-    def read(self, start: int, count: int) -> Int[np.ndarray, "count"]:
+    def read(self, start: int, count: int) -> Integer[np.ndarray, "count"]:
         """The ids from `start` on; behind the last one follows the first."""
         found: list[np.ndarray] = []
         while count:
@@ -60,7 +60,7 @@ class Tokens:
             start = (start + found[-1].size) % self.size
         return found[0] if len(found) == 1 else np.concatenate(found)
 
-    def read_windows(self, starts_N: Int[np.ndarray, "N"], windows_NxW: Int[np.ndarray, "N W"]) -> None:
+    def read_windows(self, starts_N: Int[np.ndarray, "N"], windows_NxW: Integer[np.ndarray, "N W"]) -> None:
         """Fill each row with the ids from its start on."""
         for n, (row, start) in enumerate(zip(windows_NxW, starts_N.tolist(), strict=True)):
             row[:] = self.read(start, row.size)

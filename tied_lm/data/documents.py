@@ -7,10 +7,9 @@ import os
 import sysconfig
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Integer
 
 from tied_lm.checks import ConfigError
 from tied_lm.config import Data
@@ -56,7 +55,7 @@ class Document:
         """What its content depends on."""
         return f"{self.sha256}:{self.start}:{self.stop}:{self.dtype.str}"
 
-    def open(self) -> BinaryIO:
+    def open(self) -> io.BufferedIOBase:
         return io.BytesIO(self.place) if isinstance(self.place, bytes) else self.place.open("rb")
 
     def blocks(self, size: int = BLOCK) -> Iterator[tuple[int, bytes]]:
@@ -77,14 +76,14 @@ class Document:
                 yield position, text[:end]
                 position, rest = position + end, text[end:]
 
-    def ids(self) -> Iterator[Int[np.ndarray, "N"]]:
+    def ids(self) -> Iterator[Integer[np.ndarray, "N"]]:
         """Its items chunk by chunk; they are read, not mapped, so that memory stays small."""
         with self.open() as file:
             file.seek(self.start)
             for start in range(self.start, self.stop, BLOCK):
                 yield np.frombuffer(file.read(min(BLOCK, self.stop - start)), self.dtype)
 
-    def mapped(self) -> Int[np.ndarray, "N"]:
+    def mapped(self) -> Integer[np.ndarray, "N"]:
         """Its items, of which those that are used are read from the disk."""
         if isinstance(self.place, bytes):
             return np.frombuffer(self.place[self.start : self.stop], self.dtype)

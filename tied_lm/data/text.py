@@ -10,7 +10,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Integer
 
 from tied_lm.checks import ConfigError
 from tied_lm.config import Data
@@ -27,7 +27,7 @@ HELDOUT_WINDOWS = 2**20  # of a larger held-out part so many, at even distances
 class Windows:
     """The training windows of the steps from `first` on. K does not depend on how many a dispatch takes."""
 
-    tokens: Int[Array, "K B L+1"]
+    tokens: Integer[Array, "K B L+1"]
     fresh: Bool[Array, "K B"]
     first: Int[Array, ""]
 
@@ -43,7 +43,7 @@ class Windows:
 class HeldoutWindows:
     """The first held-out windows."""
 
-    tokens: Int[Array, "M B L+1"]
+    tokens: Integer[Array, "M B L+1"]
     exists: Bool[Array, "M B"]
     warm_up: Int[Array, "B L"] | None  # contiguous: what is before the first batch, and not scored
     sizes: Int[Array, "V"] | None  # bytes of each token
@@ -178,7 +178,7 @@ class TextStream:
         numbers = self._heldout_windows()[: -(-tokens // (rows * length))]
         exists = numbers >= 0
 
-        def read(numbers: Int[np.ndarray, "M B"]) -> Int[np.ndarray, "M B L+1"]:
+        def read(numbers: Int[np.ndarray, "M B"]) -> Integer[np.ndarray, "M B L+1"]:
             windows = np.zeros((*numbers.shape, length + 1), id_dtype(self.vocab_size))
             found = windows[exists[: len(numbers)]]
             self.corpus.heldout.read_windows(numbers[exists[: len(numbers)]] * length, found)
@@ -205,7 +205,7 @@ class TextStream:
             raise ConfigError("data.vocab_size", self.vocab_size, f"above {max(ids)}, which the text holds")
         return ids
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Iterable[int] | Integer[np.ndarray, "N"]) -> str:
         """The text of ids."""
         return self.corpus.tokenizer.decode(map(int, ids))
 

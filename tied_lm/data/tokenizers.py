@@ -7,11 +7,11 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 import sentencepiece
-from jaxtyping import Int
+from jaxtyping import Int, Integer
 
 from tied_lm.checks import ConfigError
 from tied_lm.config import Data
@@ -31,7 +31,7 @@ class Tokenizer(abc.ABC):
         self.vocab_size = vocab_size
 
     @classmethod
-    def build(cls, documents: Sequence[Document], data: Data) -> Self:
+    def build(cls, documents: Sequence[Document], data: Data) -> "Tokenizer":
         """One made for the training documents. A `data.vocab_size` of 0 stands for all that they have.
 
         Raises:
@@ -40,7 +40,7 @@ class Tokenizer(abc.ABC):
         return cls(data.vocab_size)
 
     @classmethod
-    def load(cls, model: bytes, vocab_size: int) -> Self:
+    def load(cls, model: bytes, vocab_size: int) -> "Tokenizer":
         """The one whose `model` is given."""
         return cls(vocab_size)
 
@@ -50,7 +50,7 @@ class Tokenizer(abc.ABC):
         return b""
 
     @abc.abstractmethod
-    def encode_document(self, document: Document) -> Iterator[Int[np.ndarray, "N"]]:
+    def encode_document(self, document: Document) -> Iterator[Integer[np.ndarray, "N"]]:
         """Its ids, chunk by chunk.
 
         Raises:
@@ -62,7 +62,7 @@ class Tokenizer(abc.ABC):
         """The ids of a text."""
 
     @abc.abstractmethod
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Iterable[int] | Integer[np.ndarray, "N"]) -> str:
         """The text of ids."""
 
     @property
@@ -82,17 +82,17 @@ class Bytes(Tokenizer):
     perplexity = False
 
     @classmethod
-    def build(cls, documents: Sequence[Document], data: Data) -> Self:
+    def build(cls, documents: Sequence[Document], data: Data) -> "Tokenizer":
         return cls(data.vocab_size or 256)
 
-    def encode_document(self, document: Document) -> Iterator[Int[np.ndarray, "N"]]:
+    def encode_document(self, document: Document) -> Iterator[Integer[np.ndarray, "N"]]:
         for _, block in document.blocks():
             yield np.frombuffer(block, np.uint8)
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Iterable[int] | Integer[np.ndarray, "N"]) -> str:
         """What is no UTF-8, and what is no byte, becomes U+FFFD."""
         return b"".join(bytes([i]) if i < 256 else "\ufffd".encode() for i in ids).decode(errors="replace")
 
@@ -121,7 +121,7 @@ class Words(Tokenizer):
         self.ids = {word: i for i, word in enumerate(words)}
 
     @classmethod
-    def build(cls, documents: Sequence[Document], data: Data) -> Self:
+    def build(cls, documents: Sequence[Document], data: Data) -> "Tokenizer":
         counts: Counter[str] = Counter()
         for document in documents:
             for text in _decoded(document, "words"):
@@ -138,14 +138,14 @@ class Words(Tokenizer):
         return cls([UNKNOWN, END, *(kept[: data.vocab_size - 2] if data.vocab_size else kept)])
 
     @classmethod
-    def load(cls, model: bytes, vocab_size: int) -> Self:
+    def load(cls, model: bytes, vocab_size: int) -> "Tokenizer":
         return cls(json.loads(model))
 
     @property
     def model(self) -> bytes:
         return json.dumps(self.words).encode()
 
-    def encode_document(self, document: Document) -> Iterator[Int[np.ndarray, "N"]]:
+    def encode_document(self, document: Document) -> Iterator[Integer[np.ndarray, "N"]]:
         """A last line without a line end is a line, too."""
         ended = True
         for text in _decoded(document, "words"):
@@ -160,7 +160,7 @@ class Words(Tokenizer):
         words = itertools.chain(*((*line.split(), END) for line in lines), last.split())
         return [self.ids.get(word, 0) for word in words]
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Iterable[int] | Integer[np.ndarray, "N"]) -> str:
         text = " ".join("\n" if i == self.ids[END] else self.words[i] for i in ids)
         return re.sub(" ?\n ?", "\n", text)
 
@@ -188,7 +188,7 @@ class Bpe(Tokenizer):
         self.byte_ids = [self.processor.piece_to_id(f"<0x{byte:02X}>") for byte in range(256)]
 
     @classmethod
-    def build(cls, documents: Sequence[Document], data: Data) -> Self:
+    def build(cls, documents: Sequence[Document], data: Data) -> "Tokenizer":
         if not data.vocab_size:
             raise ConfigError(
                 "data.vocab_size",
@@ -241,14 +241,14 @@ class Bpe(Tokenizer):
                     yield line[start : start + cls.CHARACTERS]
 
     @classmethod
-    def load(cls, model: bytes, vocab_size: int) -> Self:
+    def load(cls, model: bytes, vocab_size: int) -> "Tokenizer":
         return cls(model)
 
     @property
     def model(self) -> bytes:
         return self._model
 
-    def encode_document(self, document: Document) -> Iterator[Int[np.ndarray, "N"]]:
+    def encode_document(self, document: Document) -> Iterator[Integer[np.ndarray, "N"]]:
         for text in _decoded(document, "bpe"):
             yield np.array(self.encode(text), np.int64)
 
@@ -270,7 +270,7 @@ class Bpe(Tokenizer):
             ids += found if self.processor.decode(found) == half else self._halves(half)
         return ids
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Iterable[int] | Integer[np.ndarray, "N"]) -> str:
         return self.processor.decode(list(ids))
 
     def _piece(self, i: int) -> bytes:
@@ -290,13 +290,13 @@ class Bpe(Tokenizer):
 class Ids(Tokenizer):
     """No tokenizer: the files hold ids. As text they are numbers with spaces between them."""
 
-    def encode_document(self, document: Document) -> Iterator[Int[np.ndarray, "N"]]:
+    def encode_document(self, document: Document) -> Iterator[Integer[np.ndarray, "N"]]:
         return document.ids()
 
     def encode(self, text: str) -> list[int]:
         return read_ids(text, self.vocab_size)
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Iterable[int] | Integer[np.ndarray, "N"]) -> str:
         return " ".join(map(str, ids))
 
     @property

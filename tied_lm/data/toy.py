@@ -10,7 +10,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Integer
 
 from tied_lm.checks import ConfigError
 from tied_lm.config import Data
@@ -152,7 +152,7 @@ class ToyStream:
         within_K = self._by_class(jnp.asarray(self._entropies_within()[:, None], jnp.float32))[:, 0]
         return (within_K - jnp.sum(q_K * jnp.log(q_K)))[contexts_N % q_K.size]
 
-    def log_likelihood(self, inputs: Int[Array, "*N"], targets: Int[Array, "*N"]) -> Float[Array, "*N"]:
+    def log_likelihood(self, inputs: Int[Array, "*#N"], targets: Int[Array, "*#N"]) -> Float[Array, "..."]:
         """log p(target | input) under the law itself, nats."""
         k = self.increments_K.size
         next_class, rank = targets % k, targets // k
@@ -193,7 +193,7 @@ class ToyStream:
         """The ids that a text writes as decimal numbers, with spaces between them."""
         return read_ids(text, self.vocab_size)
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Iterable[int] | Integer[np.ndarray, "N"]) -> str:
         """Ids as decimal numbers, with spaces between them."""
         return " ".join(str(int(i)) for i in ids)
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from tied_lm.checks import at_least, check_fields
 
-Params = dict[str, Array]
+Params = dict[str, PyTree]
 
 
 class Transition(NamedTuple):

@@ -7,7 +7,7 @@ vocabulary, D width, B blocks, C tokens in a block.
 """
 
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,7 @@ class VocabularyLoss(NamedTuple):
     expected_parts: Float[Array, "2 V D"] | None = None  # of marked tokens and of the others
 
 
+@runtime_checkable
 class Law(Protocol):
     """The true distribution of the next token, given the context."""
 

@@ -138,12 +138,12 @@ def counts(b: Backward) -> tuple[Int[Array, "V"], Int[Array, "V"]]:
     return zeros_V.at[b.inputs].add(1), zeros_V.at[b.scoring.targets].add(b.mask.astype(jnp.int32))
 
 
-def row_norm(table_RxD: Float[Array, "R D"]) -> Float[Array, "R"]:
+def row_norm(table_RxD: Float[Array, "*R D"]) -> Float[Array, "*R"]:
     """L2 norm of each row."""
     return jnp.sqrt(jnp.sum(table_RxD * table_RxD, axis=-1))
 
 
-def row_cosine(a_RxD: Float[Array, "R D"], b_RxD: Float[Array, "R D"]) -> Float[Array, "R"]:
+def row_cosine(a_RxD: Float[Array, "*R D"], b_RxD: Float[Array, "*R D"]) -> Float[Array, "*R"]:
     """Cosine of each pair of rows; 0 where either is 0, so that it is undefined."""
     a_R, b_R = row_norm(a_RxD), row_norm(b_RxD)
     # Dividing twice, since the product of two tiny norms is 0 in float32.

@@ -10,7 +10,7 @@ from typing import Any
 import crc32c
 import numpy as np
 import tensorstore as ts
-from jaxtyping import Float
+from jaxtyping import Float, Num
 
 from tied_lm.files import AGAIN, Damaged, checksum, refused, replace, sync_folders
 
@@ -111,7 +111,7 @@ class RowLog:
         self,
         folder: Path,
         fields: Mapping[str, dict[str, Any]],
-        constants: Mapping[str, Float[np.ndarray, "V"]],
+        constants: Mapping[str, Num[np.ndarray, "V"]],
         first_step: int,
         token_strings: Sequence[str] = (),
         dimension: str = "token",
@@ -138,7 +138,7 @@ class RowLog:
     def _open_all(
         self,
         fields: Mapping[str, dict[str, Any]],
-        constants: Mapping[str, Float[np.ndarray, "V"]],
+        constants: Mapping[str, Num[np.ndarray, "V"]],
         first_step: int,
         token_strings: Sequence[str],
         length: int | None,

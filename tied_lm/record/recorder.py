@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, SupportsFloat
 from weakref import WeakValueDictionary
 
 import jax
@@ -100,7 +100,7 @@ class RowRecorder:
         stands = "closed" if self.closed else f"next step {self.next_step}"
         return f"RowRecorder({str(self.folder)!r}, {self.vocab_size} rows, {stands})"
 
-    def record(self, step: int, stats: RowStats | UseStats, scalars: Mapping[str, float] | None = None) -> None:
+    def record(self, step: int, stats: RowStats | UseStats, scalars: Mapping[str, SupportsFloat] | None = None) -> None:
         """Write down one step. It is on the disk some seconds later, or after `flush`.
 
         Args:
@@ -212,7 +212,7 @@ class RowRecorder:
             _open_here.pop(self.folder.resolve(), None)
             self.lock.close()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "RowRecorder":
         return self
 
     def __exit__(self, *error: object) -> None:

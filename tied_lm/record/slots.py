@@ -1,6 +1,6 @@
 """What a recorded update saw and did, and how the device keeps several of them."""
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from tied_lm.record.histogram import BINS
 from tied_lm.rows import PARTS, RowStats
 
 
+@runtime_checkable
 class Recorded(Protocol):
     """What the record needs to know of a model; see `model.embedding.VocabularyModel`."""
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.tree_util import keystr, tree_leaves_with_path, tree_map_with_path
-from jaxtyping import Array, Float, Int, PyTree, UInt32
+from jaxtyping import Array, Float, Int, Integer, PyTree, UInt32
 
 from tied_lm.config import Config
 from tied_lm.data.sources import Ahead, Heldout
@@ -119,7 +119,7 @@ class Trainer:
         return dataclasses.replace(state, params=params, opt_state=opt_state)
 
     @functools.partial(jax.jit, static_argnames="self")
-    def init(self, seed: int) -> TrainState:
+    def init(self, seed: int | Integer[Array, ""]) -> TrainState:
         """The state after 0 updates. Its values depend on the seed and the model alone."""
         ids = jnp.zeros((self.config.data.batch_size, 1), jnp.int32)
         variables = self.model.init(named_key(seed, "init"), ids)

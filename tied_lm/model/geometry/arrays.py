@@ -49,7 +49,7 @@ def norms(rows_VxD: np.ndarray) -> np.ndarray:
     return np.sqrt(np.einsum("vd,vd->v", rows_VxD, rows_VxD))
 
 
-def unit_rows(rows_VxD: Rows) -> Rows:
+def unit_rows(rows_VxD: Float[np.ndarray, "V D"]) -> Float[np.ndarray, "V D"]:
     """Each row divided by its norm; NaN where that is 0."""
     norm_V = norms(rows_VxD)
     return rows_VxD / np.where(norm_V > 0, norm_V, np.nan)[:, None]
