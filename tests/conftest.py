@@ -15,6 +15,8 @@ from configs import toy
 from tests import linen
 from tied_lm.config import Config, build_run, override
 
+collect_ignore = ["typechecker.py"]  # a plugin, which works by being imported
+
 MAPPINGS = Path("/proc/self/maps")  # of Linux
 MOST_MAPPINGS = 20_000
 
