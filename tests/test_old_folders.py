@@ -4,6 +4,7 @@ They lie in tests/folders: a comparison, a run on text, a sweep, and late unties
 stopped midway, with the newest checkpoint alone.
 """
 
+import contextlib
 import re
 import tarfile
 import threading
@@ -14,6 +15,7 @@ import pytest
 from tests import tiny
 from tied_lm import open_run
 from tied_lm.cli import compare, evaluate, sweep, train
+from tied_lm.files import Damaged
 from tied_lm.record.scalars import is_finished, read_metrics
 
 ROOT = Path(__file__).parent.parent
@@ -48,6 +50,17 @@ def folders(tmp_path, monkeypatch):
     return tmp_path
 
 
+@contextlib.contextmanager
+def continued_or_refused(name):
+    """A late untie that was still tied held one matrix: whoever wants two from the start says so."""
+    try:
+        yield
+    except Damaged as refusal:
+        if name != "late_tied" or "kept one matrix up to scheme.untie_step" not in str(refusal):
+            raise
+        pytest.skip(str(refusal))
+
+
 @pytest.mark.parametrize("name", FOLDERS)
 def test_an_old_run_is_read_and_evaluated(name, folders, capsys):
     *_, run, step, _ = FOLDERS[name]
@@ -55,7 +68,8 @@ def test_an_old_run_is_read_and_evaluated(name, folders, capsys):
     assert opened.config.train.steps == 6
     assert opened.rows.step.values.tolist() == [0, 1, 2, 4][: opened.rows.sizes["step"]]
     loss = opened.scalars("loss/eval")
-    evaluate.main([str(folders / run), "--samples=1", "--length=3"], threading.Event())
+    with continued_or_refused(name):
+        evaluate.main([str(folders / run), "--samples=1", "--length=3"], threading.Event())
     out = capsys.readouterr().out
     assert f"after {step} updates: {opened.config.model.tying}, body none" in out
     found = float(re.search(r"loss, nats a token +(\d+\.\d+)", out)[1])
@@ -70,7 +84,8 @@ def test_an_old_folder_is_continued(name, folders):
     before = [line for line in read_metrics(folders / run) if line["step"] < step]
     assert before
     assert not is_finished(folders / run, 6)
-    script.main([f"--workdir={folders / name}", *flags(name), *point], threading.Event())
+    with continued_or_refused(name):
+        script.main([f"--workdir={folders / name}", *flags(name), *point], threading.Event())
     assert is_finished(folders / run, 6)
     assert read_metrics(folders / run)[: len(before)] == before
     # As one that was never stopped, and knows nothing of the old code.
