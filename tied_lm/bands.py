@@ -1,12 +1,9 @@
 """Groups of rows of similar frequency, and what the statistics of the rows say of each."""
 
-import math
-from collections.abc import Mapping
-
 import numpy as np
 from jaxtyping import Float, Int
 
-from tied_lm.rows import NORMS, RowStats, UseStats
+from tied_lm.rows import FIELDS, RowStats, UseStats, shown_by_group, tag
 
 CUTS = (0.2, 0.4, 0.6, 0.8)
 UNSEEN = len(CUTS) + 1
@@ -34,13 +31,9 @@ def describe(stats: RowStats | UseStats) -> dict[str, float]:
     share = |lookup|^2 / (|lookup|^2 + |scoring|^2) and cosine = <lookup, scoring> / (|lookup| |scoring|), with the
     norms and the product over all the rows; each is NaN where it is 0 / 0.
     """
-    rows = {part: np.asarray(getattr(stats, part), np.float64) for part in NORMS if hasattr(stats, part)}
-    norms = {part: float(np.sqrt(np.sum(norm_V**2))) for part, norm_V in rows.items()}
-    lookup, scoring = norms["lookup"], norms["scoring"]
-    products = rows["lookup"] * rows["scoring"]
-    dot = float(np.sum(products * np.asarray(stats.cosine, np.float64), where=products > 0))
-    share = lookup**2 / (lookup**2 + scoring**2) if lookup or scoring else math.nan
-    return norms | {"share": share, "cosine": dot / (lookup * scoring) if lookup and scoring else math.nan}
+    values = {name: np.asarray(field, np.float64) for name, field in stats._asdict().items()}
+    found = {name: FIELDS[name].kind.of_rows for name in shown_by_group(stats._fields)}
+    return {name: of_rows(values, name) for name, of_rows in found.items() if of_rows}
 
 
 def split_scalars(stats: RowStats | UseStats, bands: Int[np.ndarray, "V"] | None, tied: bool) -> dict[str, float]:
@@ -49,18 +42,8 @@ def split_scalars(stats: RowStats | UseStats, bands: Int[np.ndarray, "V"] | None
     In an untied model lookup and scoring are gradients of two matrices whose scales are arbitrary, so their sum,
     share and cosine are hypothetical: the tags say so, and do not overlay those of a tied run.
     """
-    scalars: dict[str, float] = {}
-
-    def add(group: str, names: Mapping[str, str], values: Mapping[str, float]) -> None:
-        for name, key in names.items():
-            hypothetical = not tied and key in ("total", "share", "cosine")
-            scalars[("hypothetical/" if hypothetical else "") + f"{group}/{name}"] = values[key]
-
-    whole = describe(stats)
-    add("grad_norm", {part: part for part in NORMS if part in whole}, whole)
-    add("split", {"share": "share", "cosine": "cosine"}, whole)
+    scalars = {tag(f"{FIELDS[name].kind.group}/{name}", name, tied): value for name, value in describe(stats).items()}
     for band in () if bands is None else np.unique(bands):
-        rows = bands == band
-        values = describe(type(stats)(*(np.asarray(field)[rows] for field in stats)))
-        add(f"band/{NAMES[band]}", {key: key for key in values}, values)
+        of_band = describe(type(stats)(*(np.asarray(field)[bands == band] for field in stats)))
+        scalars |= {tag(f"band/{NAMES[band]}/{name}", name, tied): value for name, value in of_band.items()}
     return scalars

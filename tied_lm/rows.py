@@ -1,14 +1,14 @@
-"""What is kept of each row: the fields of row statistics."""
+"""The table of row statistics: what there is of each row of a split, its formula, and how it is shown."""
 
-from typing import NamedTuple
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
-
-PARTS = ("lookup", "scoring", "pull", "push", "total")
-NORMS = (*PARTS, "other")  # statistics of a model that is not this project's have no pull and push, but `other`
 
 
 def mark_undefined(defined: Bool[Array, "*N"], values: Float[Array, "*N"]) -> Float[Array, "*N"]:
@@ -19,6 +19,95 @@ def mark_undefined(defined: Bool[Array, "*N"], values: Float[Array, "*N"]) -> Fl
     where = np.where if isinstance(values, np.ndarray) else jnp.where
     with jax.debug_nans(False):  # these are meant
         return where(defined, values, np.float32(np.nan))
+
+
+def row_norm(table_RxD: Float[Array, "*R D"]) -> Float[Array, "*R"]:
+    """L2 norm of each row."""
+    return jnp.sqrt(jnp.sum(table_RxD * table_RxD, axis=-1))
+
+
+def row_cosine(a_RxD: Float[Array, "*R D"], b_RxD: Float[Array, "*R D"]) -> Float[Array, "*R"]:
+    """Cosine of each pair of rows; 0 where either is 0, so that it is undefined."""
+    a_R, b_R = row_norm(a_RxD), row_norm(b_RxD)
+    # Dividing twice, since the product of two tiny norms is 0 in float32.
+    dot_R = jnp.sum(a_RxD / jnp.where(a_R > 0, a_R, 1)[..., None] * b_RxD, axis=-1) / jnp.where(b_R > 0, b_R, 1)
+    return jnp.where((a_R > 0) & (b_R > 0), jnp.clip(dot_R, -1, 1), 0)
+
+
+Values = Mapping[str, Float[np.ndarray, "R"]]  # of some rows, by field
+
+
+def _norm_of_rows(values: Values, name: str) -> float:
+    return float(np.sqrt(np.sum(values[name] ** 2)))
+
+
+def _share_of_rows(values: Values, name: str) -> float:
+    lookup, scoring = (_norm_of_rows(values, use) for use in ("lookup", "scoring"))
+    return lookup**2 / (lookup**2 + scoring**2) if lookup or scoring else math.nan
+
+
+def _cosine_of_rows(values: Values, name: str) -> float:
+    lookup, scoring = (_norm_of_rows(values, use) for use in ("lookup", "scoring"))
+    products = values["lookup"] * values["scoring"]
+    dot = float(np.sum(products * values[name], where=products > 0))
+    return dot / (lookup * scoring) if lookup and scoring else math.nan
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What statistics of one kind have in common."""
+
+    units: str
+    group: str | None = None  # what the tag of the whole table begins with; None if only the rows are kept
+    of_rows: Callable[[Values, str], float] | None = None  # the field of many rows, from all their fields
+    by_row: bool = False  # shown as a histogram, as the fraction of zeros and as curves of single tokens
+    defined: Callable[[Any], Bool[Array, "*L V"]] | None = None  # in which rows; None if in all
+
+
+NORM = Kind(units="nats / parameter", group="grad_norm", of_rows=_norm_of_rows, by_row=True)
+SHARE = Kind(units="1", group="split", of_rows=_share_of_rows)
+COSINE = Kind(
+    units="1",
+    group="split",
+    of_rows=_cosine_of_rows,
+    defined=lambda stats: (stats.lookup > 0) & (stats.scoring > 0),
+)
+COUNT = Kind(units="tokens")
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """One statistic. It has a meaning in the splits whose statistics, `RowStats` or `UseStats`, have its name."""
+
+    kind: Kind
+    formula: Callable[[Any], Float[Array, "*L R"]] | None = None  # from rows of the split's tables; None if counted
+    hypothetical: bool = False  # in an untied model, whose two matrices have arbitrary scales
+
+
+# In the order in which they are shown. The share is of many rows alone.
+FIELDS = {
+    "lookup": Field(NORM, lambda split: row_norm(split.lookup)),
+    "scoring": Field(NORM, lambda split: row_norm(split.scoring)),
+    "pull": Field(NORM, lambda split: row_norm(split.pull)),
+    "push": Field(NORM, lambda split: row_norm(split.push)),
+    "total": Field(NORM, lambda split: row_norm(split.total), hypothetical=True),
+    "other": Field(NORM, lambda split: row_norm(split.other)),
+    "share": Field(SHARE, hypothetical=True),
+    "cosine": Field(COSINE, lambda split: row_cosine(split.lookup, split.scoring), hypothetical=True),
+    "input_count": Field(COUNT),
+    "target_count": Field(COUNT),
+}
+
+
+def statistics(split: Any, fields: Iterable[str]) -> dict[str, Float[Array, "*L R"]]:
+    """Those of the fields that have a formula, of the rows of a split's tables."""
+    return {name: formula(split) for name in fields if (formula := FIELDS[name].formula)}
+
+
+def _marked(stats: Any) -> dict[str, Float[Array, "*L V"]]:
+    """The fields of row statistics that may be undefined, with NaN where they are."""
+    defined = {name: FIELDS[name].kind.defined for name in stats._fields}
+    return {name: mark_undefined(of(stats), getattr(stats, name)) for name, of in defined.items() if of}
 
 
 class RowStats(NamedTuple):
@@ -37,7 +126,7 @@ class RowStats(NamedTuple):
 
     def marked(self) -> "RowStats":
         """The same with NaN for what is undefined."""
-        return self._replace(cosine=mark_undefined((self.lookup > 0) & (self.scoring > 0), self.cosine))
+        return self._replace(**_marked(self))
 
 
 class UseStats(NamedTuple):
@@ -52,4 +141,23 @@ class UseStats(NamedTuple):
 
     def marked(self) -> "UseStats":
         """The same with NaN for what is undefined."""
-        return self._replace(cosine=mark_undefined((self.lookup > 0) & (self.scoring > 0), self.cosine))
+        return self._replace(**_marked(self))
+
+
+def shown_by_group(fields: Iterable[str]) -> list[str]:
+    """What is told of many rows, given the fields of their statistics."""
+    present = {*fields, "share"}
+    return [name for name, field in FIELDS.items() if name in present and field.kind.group]
+
+
+def shown_by_row(fields: Iterable[str]) -> list[str]:
+    """Those of the fields that are shown row by row."""
+    return [name for name in shown_by_group(fields) if FIELDS[name].kind.by_row]
+
+
+def tag(tag: str, field: str, tied: bool) -> str:
+    """The tag of a field's scalar or histogram: one that is hypothetical says so, so that it overlays no tied run's."""
+    return f"hypothetical/{tag}" if FIELDS[field].hypothetical and not tied else tag
+
+
+PARTS = shown_by_row(RowStats._fields)  # of which the device counts histograms

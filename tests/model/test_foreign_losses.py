@@ -11,7 +11,7 @@ from tests.linen import IDS, SMALL, TABLE, TARGETS, D, V, assert_adds_up, assert
 from tied_lm import embed_loss_and_gradients, split_embed_gradients
 from tied_lm.model import foreign as uses
 from tied_lm.model.foreign import split_table_gradients
-from tied_lm.model.split import row_cosine
+from tied_lm.rows import row_cosine
 
 
 def test_what_is_no_use_is_other():

@@ -23,8 +23,7 @@ from jax import lax
 from jaxtyping import Array, Float, PyTree
 
 from tied_lm.model.arguments import check_table
-from tied_lm.model.split import row_cosine, row_norm
-from tied_lm.rows import UseStats
+from tied_lm.rows import UseStats, statistics
 
 # Programs traced earlier know nothing of the gates. A context of its own keeps a trace from using them again.
 _trace_of = jax.make_user_context(None)
@@ -42,14 +41,8 @@ class UseSplit(NamedTuple):
     aux: Any = None
 
     def stats(self) -> UseStats:
-        """Norms and cosines of the rows."""
-        return UseStats(
-            row_norm(self.lookup),
-            row_norm(self.scoring),
-            row_norm(self.other),
-            row_norm(self.total),
-            row_cosine(self.lookup, self.scoring),
-        ).marked()
+        """Statistics of the rows."""
+        return UseStats(**statistics(self, UseStats._fields)).marked()
 
 
 def split_table_gradients(

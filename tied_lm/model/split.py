@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from tied_lm.model.arguments import check_ids
 from tied_lm.model.embedding import Params, ScoringGradient, VocabularyModel
 from tied_lm.model.loss import vocabulary_loss
-from tied_lm.rows import RowStats, mark_undefined
+from tied_lm.rows import RowStats, mark_undefined, row_norm, statistics
 
 
 class Backward(NamedTuple):
@@ -45,6 +45,16 @@ class Tables(NamedTuple):
     own: Float[Array, "V D"]
     data: Float[Array, "V D"]
     push_parts: dict[str, Float[Array, "V D"]]
+
+
+class Split(NamedTuple):
+    """Rows (R) of the tables of the split."""
+
+    lookup: Float[Array, "R D"]
+    scoring: Float[Array, "R D"]
+    pull: Float[Array, "R D"]
+    push: Float[Array, "R D"]
+    total: Float[Array, "R D"]
 
 
 class GradientSplit(NamedTuple):
@@ -138,71 +148,48 @@ def counts(b: Backward) -> tuple[Int[Array, "V"], Int[Array, "V"]]:
     return zeros_V.at[b.inputs].add(1), zeros_V.at[b.scoring.targets].add(b.mask.astype(jnp.int32))
 
 
-def row_norm(table_RxD: Float[Array, "*R D"]) -> Float[Array, "*R"]:
-    """L2 norm of each row."""
-    return jnp.sqrt(jnp.sum(table_RxD * table_RxD, axis=-1))
-
-
-def row_cosine(a_RxD: Float[Array, "*R D"], b_RxD: Float[Array, "*R D"]) -> Float[Array, "*R"]:
-    """Cosine of each pair of rows; 0 where either is 0, so that it is undefined."""
-    a_R, b_R = row_norm(a_RxD), row_norm(b_RxD)
-    # Dividing twice, since the product of two tiny norms is 0 in float32.
-    dot_R = jnp.sum(a_RxD / jnp.where(a_R > 0, a_R, 1)[..., None] * b_RxD, axis=-1) / jnp.where(b_R > 0, b_R, 1)
-    return jnp.where((a_R > 0) & (b_R > 0), jnp.clip(dot_R, -1, 1), 0)
+def split_of(t: Tables) -> Split:
+    """The tables of the split from its sums."""
+    scoring_RxD = t.expected - t.data
+    return Split(t.lookup, scoring_RxD, t.own - t.data, t.expected - t.own, t.lookup + scoring_RxD)
 
 
 def stats_of_tables(t: Tables, input_count: Int[Array, "V"], target_count: Int[Array, "V"]) -> RowStats:
-    """Norms and cosines of the rows of the tables."""
-    scoring_VxD = t.expected - t.data
-    return RowStats(
-        lookup=row_norm(t.lookup),
-        scoring=row_norm(scoring_VxD),
-        pull=row_norm(t.own - t.data),
-        push=row_norm(t.expected - t.own),
-        total=row_norm(t.lookup + scoring_VxD),
-        cosine=row_cosine(t.lookup, scoring_VxD),
-        input_count=input_count,
-        target_count=target_count,
-    )
-
-
-def _by_row(ids_N: Int[Array, "N"], rows: int) -> tuple[Int[Array, "V"], Int[Array, "N"]]:
-    """One token to stand for all that share its row: for each row (-1 if it has none), and for each token."""
-    token_of_row_V = jnp.full(rows, -1).at[ids_N].max(jnp.arange(ids_N.size))
-    return token_of_row_V, token_of_row_V[ids_N]
+    """Statistics of the rows of the tables."""
+    found = statistics(split_of(t), RowStats._fields)
+    return RowStats(**found, input_count=input_count, target_count=target_count)
 
 
 def stats_of(b: Backward) -> RowStats:
-    """Norms and cosines of the rows, in O(N D + V D) and with no table of size (V, D) when N < V.
+    """Statistics of the rows, in O(N D + V D) and with no table of size (V, D) when 2 N < V.
 
-    Only rows that are inputs or targets, at most N each, have a lookup, own or data. Their sums are made in (N, D)
+    Only rows that are inputs or targets, at most 2 N, have a lookup, own or data. Their sums are made in (2 N, D)
     arrays, at one token for each row; on all other rows scoring and push are the row of `expected`.
     """
     asked = b.scoring
-    rows = asked.expected.shape[0]
-    if b.inputs.size >= rows:
+    rows, ids_2N = asked.expected.shape[0], jnp.concatenate([b.inputs, asked.targets])
+    if ids_2N.size >= rows:
         return stats_of_tables(tables(b), *counts(b))
-    zeros_NxD = jnp.zeros_like(b.lookup)
-    target_of_row_V, target_N = _by_row(asked.targets, rows)
-    own_NxD = zeros_NxD.at[target_N].add(asked.own_weight[:, None] * asked.h)
-    data_NxD = zeros_NxD.at[target_N].add(asked.data_weight[:, None] * asked.h)
-    expected_NxD = asked.expected[asked.targets]
-    input_of_row_V, input_N = _by_row(b.inputs, rows)
-    lookup_NxD, scoring_NxD = zeros_NxD.at[input_N].add(b.lookup), asked.table[b.inputs]
-
-    def place(of_row_V: Array, values_N: Array, otherwise_V: Array | float) -> Array:
-        return jnp.where(of_row_V < 0, otherwise_V, values_N[of_row_V])
-
-    expected_V = row_norm(asked.expected)
-    scoring_V = place(target_of_row_V, row_norm(expected_NxD - data_NxD), expected_V)
+    token_of_row_V = jnp.full(rows, -1).at[ids_2N].max(jnp.arange(ids_2N.size))
+    input_N, target_N = jnp.split(token_of_row_V[ids_2N], 2)
+    zeros_2NxD, zeros_VxD = jnp.zeros((ids_2N.size, asked.h.shape[-1])), jnp.zeros_like(asked.expected)
+    of_tokens = Tables(
+        lookup=zeros_2NxD.at[input_N].add(b.lookup),
+        expected=asked.expected[ids_2N],
+        own=zeros_2NxD.at[target_N].add(asked.own_weight[:, None] * asked.h),
+        data=zeros_2NxD.at[target_N].add(asked.data_weight[:, None] * asked.h),
+        push_parts={},
+    )
+    of_others = Tables(zeros_VxD, asked.expected, zeros_VxD, zeros_VxD, {})
+    at_tokens, elsewhere = (statistics(split_of(t), RowStats._fields) for t in (of_tokens, of_others))
+    input_count, target_count = counts(b)
     return RowStats(
-        place(input_of_row_V, row_norm(lookup_NxD), 0.0),
-        scoring_V,
-        place(target_of_row_V, row_norm(own_NxD - data_NxD), 0.0),
-        place(target_of_row_V, row_norm(expected_NxD - own_NxD), expected_V),
-        place(input_of_row_V, row_norm(lookup_NxD + scoring_NxD), scoring_V),
-        place(input_of_row_V, row_cosine(lookup_NxD, scoring_NxD), 0.0),
-        *counts(b),
+        **{
+            name: jnp.where(token_of_row_V < 0, elsewhere[name], values_2N[token_of_row_V])
+            for name, values_2N in at_tokens.items()
+        },
+        input_count=input_count,
+        target_count=target_count,
     )
 
 
@@ -275,7 +262,4 @@ def split_gradients(
     inputs, targets, _ = check_ids(model.vocab_size, inputs, targets)
     b = backward(model, params, inputs, targets)
     t = tables(b)
-    scoring_VxD = t.expected - t.data
-    pull_VxD, push_VxD = t.own - t.data, t.expected - t.own
-    total_VxD = t.lookup + scoring_VxD
-    return GradientSplit(b.loss, t.lookup, scoring_VxD, pull_VxD, push_VxD, total_VxD, t.push_parts, b.others)
+    return GradientSplit(b.loss, **split_of(t)._asdict(), push_parts=t.push_parts, others=b.others)

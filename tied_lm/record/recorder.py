@@ -21,10 +21,10 @@ from tied_lm.record.histogram import log_histogram
 from tied_lm.record.history import RowLog
 from tied_lm.record.journal import ROWS
 from tied_lm.record.manifest import Manifest
-from tied_lm.record.rowboard import RowBoard, attributes_of, norms_in, tracked_tokens
+from tied_lm.record.rowboard import RowBoard, attributes_of, tracked_tokens
 from tied_lm.record.scalars import METRICS, Metrics, read_metrics
 from tied_lm.record.tensorboard import Board
-from tied_lm.rows import RowStats, UseStats
+from tied_lm.rows import FIELDS, RowStats, UseStats, shown_by_row
 from tied_lm.tokenstring import visible
 
 FLUSH_SECONDS = 10.0
@@ -131,7 +131,7 @@ class RowRecorder:
         log, board, metrics, _ = self.writers
         self.next_step = step + 1  # before anything is written, so that an interrupt leads to no step twice
         log.append(step, fields)
-        histograms = {part: np.asarray(_log_histogram(fields[part])) for part in norms_in(rows._fields)}
+        histograms = {part: np.asarray(_log_histogram(fields[part])) for part in shown_by_row(rows._fields)}
         self.row_board.show_histograms(board, step, histograms)
         board.scalars(step, values)
         metrics.append(step, values)
@@ -151,8 +151,8 @@ class RowRecorder:
                 raise ValueError(f"{name} is of {field_V.dtype}, not of numbers")
         rows = rows.marked()
         for name, field_V in rows._asdict().items():
-            undefined_V = (rows.lookup == 0) | (rows.scoring == 0) if name == "cosine" else False
-            if not ((np.abs(field_V) <= LARGEST) | undefined_V).all():
+            defined = FIELDS[name].kind.defined
+            if not ((np.abs(field_V) <= LARGEST) | (False if defined is None else ~np.asarray(defined(rows)))).all():
                 raise ValueError(f"{name} is not finite at step {step}")
         return rows
 

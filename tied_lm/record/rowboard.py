@@ -8,10 +8,8 @@ from jaxtyping import Array, Float, Int
 
 from tied_lm import bands as bands_
 from tied_lm.record.tensorboard import Board
-from tied_lm.rows import NORMS, RowStats, UseStats
+from tied_lm.rows import FIELDS, NORM, RowStats, UseStats, shown_by_group, shown_by_row, tag
 from tied_lm.tokenstring import markdown
-
-UNITS = {"cosine": "1", "input_count": "tokens", "target_count": "tokens"}
 
 
 def tracked_tokens(frequencies: Float[np.ndarray, "V"] | None, named: Sequence[int]) -> dict[str, int]:
@@ -26,16 +24,12 @@ def tracked_tokens(frequencies: Float[np.ndarray, "V"] | None, named: Sequence[i
 
 def attributes_of(field: str, untied_from: int | None) -> dict[str, Any]:
     """What an array of one field of the statistics says of itself; `untied_from` is a step, None if always tied."""
-    attributes: dict[str, Any] = {"units": UNITS.get(field, "nats / parameter")}
-    if untied_from is not None and field in ("total", "cosine"):
+    known = FIELDS.get(field)  # a part of the push that a scheme tells apart is none
+    attributes: dict[str, Any] = {"units": known.kind.units if known else NORM.units}
+    if untied_from is not None and known and known.hypothetical:
         since = f"from step {untied_from} on, " if untied_from else ""
         attributes["hypothetical"] = since + "lookup and scoring are gradients of two matrices of arbitrary scales"
     return attributes
-
-
-def norms_in(fields: Sequence[str]) -> list[str]:
-    """Those of the fields of row statistics that are norms."""
-    return [part for part in NORMS if part in fields]
 
 
 class RowBoard:
@@ -59,8 +53,8 @@ class RowBoard:
     def charts(self, fields: Sequence[str], category: str, prefix: str = "") -> dict[str, dict[str, list[object]]]:
         """A category of custom charts: each part by band, all bands in one chart."""
         present = () if self.bands is None else [bands_.NAMES[band] for band in np.unique(self.bands)]
-        keys = [part for part in norms_in(fields) if part != "total"]
-        keys += ["total", "share", "cosine"] if self.tied else []
+        keys = sorted(shown_by_group(fields), key=lambda key: FIELDS[key].hypothetical)
+        keys = [key for key in keys if self.tied or not FIELDS[key].hypothetical]
         return {category: {key: ["Multiline", [f"{prefix}band/{band}/{key}" for band in present]] for key in keys}}
 
     def scalars(self, stats: RowStats | UseStats) -> dict[str, float]:
@@ -74,24 +68,20 @@ class RowBoard:
             squares_V = np.asarray(norms_V, np.float64) ** 2
             scalars[f"grad_norm/{name}"] = float(np.sqrt(squares_V.sum()))
             for band in () if self.bands is None else np.unique(self.bands):
-                tag = f"band/{bands_.NAMES[band]}/{name}"
-                scalars[tag] = float(np.sqrt(squares_V[self.bands == band].sum()))
+                scalars[f"band/{bands_.NAMES[band]}/{name}"] = float(np.sqrt(squares_V[self.bands == band].sum()))
         return scalars
 
     def row_scalars(self, stats: RowStats | UseStats) -> dict[str, float]:
         """Scalars by tag, for the whole table, each band, and single tokens."""
         scalars = self.scalars(stats)
-        for part in norms_in(stats._fields):
+        for part in shown_by_row(stats._fields):
             norms_V = np.asarray(getattr(stats, part))
-            scalars[self._tag(part, f"rows_zero/{part}")] = float(np.mean(norms_V == 0))
+            scalars[tag(f"rows_zero/{part}", part, self.tied)] = float(np.mean(norms_V == 0))
             for name, token in self.tracked.items():
-                scalars[self._tag(part, f"token/{name}/{part}")] = float(norms_V[token])
+                scalars[tag(f"token/{name}/{part}", part, self.tied)] = float(norms_V[token])
         return scalars
 
     def show_histograms(self, board: Board, step: int, histograms: Mapping[str, Int[np.ndarray, "bins"]]) -> None:
         """The histograms of the norms, by part."""
         for part, counts in histograms.items():
-            board.row_histogram(step, self._tag(part, f"rows/{part}"), np.asarray(counts))
-
-    def _tag(self, part: str, tag: str) -> str:
-        return "hypothetical/" + tag if part == "total" and not self.tied else tag
+            board.row_histogram(step, tag(f"rows/{part}", part, self.tied), np.asarray(counts))

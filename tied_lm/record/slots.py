@@ -78,9 +78,8 @@ class Records(NamedTuple):
     @classmethod
     def empty(cls, slots: int, model: Recorded) -> "Records":
         """Room for records of a model."""
-        fields = len(RowStats._fields) + len(model.push_parts) + 2 * len(model.vocabulary)
         return cls(
-            jnp.zeros((slots, fields, model.vocab_size)),
+            jnp.zeros((slots, _by_row(model).num_leaves, model.vocab_size)),
             jnp.zeros((slots, len(model.others), 2)),
             jnp.zeros((slots, len(PARTS), BINS), jnp.int32),
             jnp.zeros(slots),
@@ -92,20 +91,24 @@ class Records(NamedTuple):
 
     def read(self, slot: int, model: Recorded) -> Record:
         """The record in a slot."""
-        rows = iter(self.rows[slot])
         return Record(
-            RowStats(*(next(rows) for _ in RowStats._fields)),
-            {name: next(rows) for name in model.push_parts},
-            {name: next(rows) for name in model.vocabulary},
-            {name: next(rows) for name in model.vocabulary},
-            dict(zip(model.others, self.others[slot], strict=True)),
-            self.histograms[slot],
-            self.residual[slot],
+            **jax.tree.unflatten(_by_row(model), self.rows[slot]),
+            others=dict(zip(model.others, self.others[slot], strict=True)),
+            histograms=self.histograms[slot],
+            residual=self.residual[slot],
         )
+
+
+def _by_row(model: Recorded) -> jax.tree_util.PyTreeDef:
+    """What a record has for each row of a model, as fields of `Record`; a leaf has a value for each row."""
+    parts, of_each = dict.fromkeys(model.push_parts, 0), dict.fromkeys(model.vocabulary, 0)
+    return jax.tree.structure(
+        {"stats": RowStats._make(RowStats._fields), "push_parts": parts, "updates": of_each, "weights": of_each}
+    )
 
 
 def pack(record: Record) -> Records:
     """A record as the content of one slot."""
-    rows = [*record.stats, *record.push_parts.values(), *record.updates.values(), *record.weights.values()]
+    rows = jax.tree.leaves({name: getattr(record, name) for name in ("stats", "push_parts", "updates", "weights")})
     others = jnp.stack(list(record.others.values())) if record.others else jnp.zeros((0, 2))
     return Records(jnp.stack([row.astype(jnp.float32) for row in rows]), others, record.histograms, record.residual)

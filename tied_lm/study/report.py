@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from tied_lm.bands import NAMES
 from tied_lm.intervals import RATIO, SHARE, Estimate, Scale, summarize
 from tied_lm.record.reader import Run, open_run
-from tied_lm.rows import PARTS
+from tied_lm.rows import FIELDS, PARTS
 from tied_lm.study.heldout import Heldout
 from tied_lm.study.page import COLORS, html_table, new_figure, svg, write_page
 from tied_lm.study.summary import SCALES, Summary
@@ -97,7 +97,7 @@ def _norms_by_rank(runs: Mapping[str, list[Run]], summary: Summary) -> Figure:
         frequency = last[0]["frequency"].values
         order = np.argsort(-frequency, kind="stable")
         rank = np.arange(1, order.size + 1)
-        parts = PARTS if summary.arms[name].tied else PARTS[:-1]
+        parts = [part for part in PARTS if summary.arms[name].tied or not FIELDS[part].hypothetical]
         for color, part in zip(COLORS, parts, strict=False):
             mean_V = np.mean([data[part].values for data in last], axis=0)[order]
             present = mean_V > 0

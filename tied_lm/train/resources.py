@@ -15,7 +15,7 @@ from tied_lm.checks import ConfigError
 from tied_lm.config import Config, to_dict
 from tied_lm.record.histogram import BINS
 from tied_lm.record.history import STEPS_IN_BLOCK, TOKENS_IN_CHUNK
-from tied_lm.rows import PARTS, RowStats
+from tied_lm.rows import PARTS, RowStats, shown_by_group
 from tied_lm.train.calendar import Schedule
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ MOMENTS = {"sgd": 0, "momentum": 1, "coupled_adam": 1}
 CLUSTER = 4096  # bytes that the smallest file or folder takes
 SCALAR = 160  # bytes of one scalar in metrics.jsonl and in TensorBoard's events, its tag twice among them
 BANDS = len(NAMES)
-# Of the whole and of each band: norms, share and cosine; and what a record of rows has besides.
-SPLIT_SCALARS = 12 * (1 + BANDS)
+# Of the whole and of each band; and what a record of rows has besides.
+SPLIT_SCALARS = (len(shown_by_group(RowStats._fields)) + 5) * (1 + BANDS)
 
 
 def shown(size: float) -> str:

@@ -24,7 +24,6 @@ from tied_lm.model.split import (
     backward,
     counts,
     part_norms,
-    row_norm,
     stats_of,
     stats_of_tables,
     sum_rule_residual,
@@ -32,7 +31,7 @@ from tied_lm.model.split import (
 )
 from tied_lm.record.histogram import log_histogram
 from tied_lm.record.slots import Evaluation, Probe, Record, Records, pack
-from tied_lm.rows import PARTS
+from tied_lm.rows import PARTS, row_norm
 from tied_lm.train import optimizer
 from tied_lm.train.build import build_model
 
