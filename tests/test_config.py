@@ -360,6 +360,7 @@ def test_ids_that_are_no_whole_numbers_are_refused(values, text):
 
 
 @pytest.mark.parametrize("arms", ["abc", {"a b": "model.tying=tied"}, {1: "model.tying"}, {}, None])
+@pytest.mark.untyped
 def test_malformed_arms_are_refused(values, arms):
     values["compare"]["arms"] = arms
     assert refusal(build_comparison, values).startswith("compare.arms")

@@ -171,6 +171,7 @@ def test_a_way_is_never_shorter_than_its_ends_are_apart(seed, count):
     np.testing.assert_allclose(turned.cosine_to_start, found.cosine_to_start, atol=1e-12)
 
 
+@pytest.mark.untyped
 def test_drift_of_too_few_or_unlike_matrices():
     with pytest.raises(ValueError, match="matrices has 1"):
         geometry.measure_drift([np.ones((2, 2))])

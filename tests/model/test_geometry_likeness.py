@@ -118,6 +118,7 @@ def test_rows_of_0_and_lower_rank_are_left_out():
     np.testing.assert_allclose(with_zeros.likeness, measured_otherwise(a, b), atol=1e-5)
 
 
+@pytest.mark.untyped
 def test_mistakes():
     with pytest.raises(ValueError, match="a has 4 rows and b has 5"):
         geometry.compare_matrices(np.ones((4, 2)), np.ones((5, 2)))

@@ -111,11 +111,13 @@ def test_lists_and_integers_of_any_width_are_taken(function):
         (lambda: bodies.Transformer(heads=-1), "heads = -1 is not possible; allowed: at least 1"),
     ],
 )
+@pytest.mark.untyped
 def test_sizes_of_modules(make, words):
     with pytest.raises(ValueError, match="^" + re.escape(words)):
         make()
 
 
+@pytest.mark.untyped
 def test_numbers_of_numpy_are_sizes():
     assert TiedEmbedding(np.int64(3), np.int32(2)).init(jax.random.key(0), jnp.array([0]))["params"]["embedding"].size
 

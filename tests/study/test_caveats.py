@@ -35,16 +35,19 @@ def said(held_out, training=None, frequencies=EVEN, entropy=None, stateful=False
     return caveats("tied", [Told(*curves) for curves in shifted], frequencies, entropy, stateful)
 
 
+@pytest.mark.untyped
 def test_a_run_as_it_should_be_has_none():
     assert said({0: math.log(256), 10: 3.0}) == []
     assert said({0: 6.5, 5: 3.0, 10: 3.009}) == []  # within 1 nat of ln V, and 0.01 nats of the best step
 
 
+@pytest.mark.untyped
 def test_a_start_far_above_a_guess():
     (sentence,) = said({0: 29.03, 10: 3.0})
     assert sentence.startswith("tied starts at a held-out loss of 29.03 nats, far above the 5.55 of a guess")
 
 
+@pytest.mark.untyped
 def test_a_loss_that_rises_while_that_of_training_falls():
     held_out, falling = {0: 5.5, 5: 3.0, 10: 3.4}, {5: 2.5, 10: 1.25}
     (sentence,) = said(held_out, falling)
@@ -53,6 +56,7 @@ def test_a_loss_that_rises_while_that_of_training_falls():
     assert said(held_out, {5: 2.5, 10: 2.6}) == []  # both rise: not this
 
 
+@pytest.mark.untyped
 def test_a_plateau_at_the_loss_of_the_frequencies():
     frequencies = np.array([0.5, 0.25, 0.25, 0.0])
     unigram = 1.5 * math.log(2)
@@ -65,6 +69,7 @@ def test_a_plateau_at_the_loss_of_the_frequencies():
     assert said({0: 1.3, 10: unigram}, frequencies=frequencies, entropy=unigram - 0.2)
 
 
+@pytest.mark.untyped
 def test_a_carried_state_is_told():
     (sentence,) = said({0: 5.5, 10: 3.0}, stateful=True)
     assert "the state after the 5 tokens before it, which are not scored" in sentence

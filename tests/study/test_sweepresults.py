@@ -158,6 +158,7 @@ class Planned:
         self.plan = SimpleNamespace(arms=dict.fromkeys(arms, SimpleNamespace(trainer=trainer)))
 
 
+@pytest.mark.untyped
 def test_differences_of_all_points_hold_at_once_and_speak_against_the_margin(crossed_sweep):
     summaries, made = crossed_sweep
     points = [PointResult.of(Planned(i, one.arms), one, len(made)) for i, one in enumerate(summaries)]

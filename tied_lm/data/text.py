@@ -25,9 +25,10 @@ HELDOUT_WINDOWS = 2**20  # of a larger held-out part so many, at even distances
 
 @flax.struct.dataclass
 class Windows:
-    """The training windows of the steps from `first` on. K does not depend on how many a dispatch takes."""
+    """The training windows of the steps from `first` on, W = L + 1 tokens each. K does not depend on how many a
+    dispatch takes."""
 
-    tokens: Integer[Array, "K B L+1"]
+    tokens: Integer[Array, "K B W"]
     fresh: Bool[Array, "K B"]
     first: Int[Array, ""]
 
@@ -41,9 +42,9 @@ class Windows:
 
 @flax.struct.dataclass
 class HeldoutWindows:
-    """The first held-out windows."""
+    """The first held-out windows, W = L + 1 tokens each."""
 
-    tokens: Integer[Array, "M B L+1"]
+    tokens: Integer[Array, "M B W"]
     exists: Bool[Array, "M B"]
     warm_up: Int[Array, "B L"] | None  # contiguous: what is before the first batch, and not scored
     sizes: Int[Array, "V"] | None  # bytes of each token
@@ -63,7 +64,7 @@ class HeldoutWindows:
         return None if self.sizes is None else self.sizes[targets]
 
 
-def _batch(window: Int[Array, "B L+1"], exists: Bool[Array, "B"], fresh: Bool[Array, "B"]) -> Batch:
+def _batch(window: Int[Array, "B W"], exists: Bool[Array, "B"], fresh: Bool[Array, "B"]) -> Batch:
     tokens = window.astype(jnp.int32)
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
     return Batch(inputs, targets, jnp.broadcast_to(exists[:, None], inputs.shape), fresh)
@@ -178,7 +179,7 @@ class TextStream:
         numbers = self._heldout_windows()[: -(-tokens // (rows * length))]
         exists = numbers >= 0
 
-        def read(numbers: Int[np.ndarray, "M B"]) -> Integer[np.ndarray, "M B L+1"]:
+        def read(numbers: Int[np.ndarray, "M B"]) -> Integer[np.ndarray, "M B W"]:
             windows = np.zeros((*numbers.shape, length + 1), id_dtype(self.vocab_size))
             found = windows[exists[: len(numbers)]]
             self.corpus.heldout.read_windows(numbers[exists[: len(numbers)]] * length, found)

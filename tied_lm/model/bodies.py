@@ -52,13 +52,13 @@ class Mlp(Body):
         return x
 
 
-def _orthogonal_gates(key: Array, shape: tuple[int, int], dtype: DTypeLike) -> Float[Array, "H 4*H"]:
+def _orthogonal_gates(key: Array, shape: tuple[int, int], dtype: DTypeLike) -> Float[Array, "H G"]:
     """An orthogonal matrix for each of the four gates, side by side."""
     one = nn.initializers.orthogonal()
     return jnp.concatenate([one(k, (shape[0], shape[0]), dtype) for k in jax.random.split(key, 4)], axis=1)
 
 
-def _forget_bias(key: Array, shape: tuple[int], dtype: DTypeLike) -> Float[Array, "4*H"]:
+def _forget_bias(key: Array, shape: tuple[int], dtype: DTypeLike) -> Float[Array, "G"]:
     """1 for the forget gate, 0 for the others."""
     return jnp.repeat(jnp.array([0, 1, 0, 0], dtype), shape[0] // 4)
 
@@ -75,7 +75,7 @@ class LstmCell(nn.RNNCellBase):
 
     @nn.compact
     def __call__(
-        self, carry: tuple[Float[Array, "B H"], Float[Array, "B H"]], inputs: Float[Array, "B 4*H"]
+        self, carry: tuple[Float[Array, "B H"], Float[Array, "B H"]], inputs: Float[Array, "B G"]
     ) -> tuple[tuple[Float[Array, "B H"], Float[Array, "B H"]], Float[Array, "B H"]]:
         c, h = carry
         recurrent = nn.Dense(

@@ -29,8 +29,8 @@ def sample(
     temperature: Float[Array, ""] | float = 1.0,
     top_k: int | None = None,
     window: int | None = None,
-) -> Int[Array, "K P+length"]:
-    """Continue each prompt by `length` tokens.
+) -> Int[Array, "K T"]:
+    """Continue each prompt by `length` tokens, to T = P + length.
 
     A body that carries state starts from zeros, at the first token of the window.
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.tree_util import keystr, tree_leaves_with_path, tree_map_with_path
-from jaxtyping import Array, Float, Int, Integer, PyTree, UInt32
+from jaxtyping import Array, Bool, Float, Int, Integer, PyTree, UInt32
 
 from tied_lm.config import Config
 from tied_lm.data.sources import Ahead, Heldout
@@ -155,7 +155,7 @@ class Trainer:
         ahead: Ahead,
         updates: Int[Array, ""],
         record_at: Int[Array, "S"],
-        new_window: bool,
+        new_window: bool | Bool[Array, ""],
     ) -> tuple[TrainState, Records]:
         """Do some updates in one dispatch; their number is traced, so that no number recompiles.
 
