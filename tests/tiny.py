@@ -161,7 +161,7 @@ def assert_same_bits(a: Any, b: Any) -> None:
 def saved_state(place: Path, config: Config) -> TrainState | None:
     checkpoints = Checkpoints(place / "checkpoints", config.checkpoint.keep)
     try:
-        return checkpoints.restore(*(phase.init(np.uint32(config.seed)) for phase in trainer_of(config).phases))
+        return checkpoints.restore(trainer_of(config).init(np.uint32(config.seed)))
     finally:
         checkpoints.close()
 

@@ -152,7 +152,7 @@ def loss_of(model, params, vectors, inputs, targets):
     """The mean loss with looked-up vectors in place of a lookup: each position has a row of its own."""
     rows = vectors.reshape(-1, vectors.shape[-1])
     body = model.body.apply({"params": params["body"]}, rows, train=False)
-    logits = body @ params["embedding" if model.tied else "output"].T
+    logits = body @ params[model.scorer].T
     return -jax.nn.log_softmax(logits)[np.arange(targets.size), targets.reshape(-1)].mean()
 
 

@@ -143,6 +143,19 @@ def refused(checkpoints, like, *words):
     assert all(word in message for word in words), message
 
 
+def test_a_late_untie_that_was_still_one_matrix_is_refused_by_name(folder, opened):
+    checkpoints = Checkpoints(folder, 2)
+    checkpoints.save(make_state(1), {"model": {"tying": "late_untie"}}, None)
+    checkpoints.close()
+    path = folder / "1" / "about" / "metadata"
+    about = json.loads(path.read_text())
+    for phase in (1, 0):  # as older versions said of their checkpoints
+        path.write_text(json.dumps(about | {"phase": phase}))
+        if phase:
+            tiny.assert_same_bits(opened().restore(make_state(0)), make_state(1))
+    refused(opened(), make_state(0), "is of a version that kept one matrix up to scheme.untie_step")
+
+
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1

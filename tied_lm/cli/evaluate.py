@@ -111,9 +111,8 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     trainer = Arm.of(config, stream).trainer
     checkpoints = Checkpoints(flags.run / "checkpoints", config.checkpoint.keep, read_only=True)
     step = checkpoints.find(flags.step)
-    fresh = (phase.init(np.uint32(config.seed)) for phase in trainer.phases)
-    state = checkpoints.restore(*fresh, step=step, config=read_json(flags.run / CONFIG, "restore it"))
-    trainer = trainer.at(step)
+    fresh = trainer.init(np.uint32(config.seed))
+    state = checkpoints.restore(fresh, step=step, config=read_json(flags.run / CONFIG, "restore it"))
     assert state is not None  # there is one of this step
 
     trained, longest = config.data.length, (1 if prompt is None else len(prompt)) + flags.length - 1

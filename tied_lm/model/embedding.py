@@ -6,19 +6,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from tied_lm.checks import at_least, check_fields
 
 Params = dict[str, PyTree]
-
-
-class Transition(NamedTuple):
-    """A change of the model during training, made before anything else happens at its step."""
-
-    step: int
-    model: "VocabularyModel"
-    copies: dict[str, str]  # new parameter -> the one whose values and optimizer moments it starts with
+Step = int | Int[Array, ""]  # the number of updates so far
 
 
 class ScoringGradient(NamedTuple):
@@ -72,7 +65,6 @@ class VocabularyModel(nn.Module):
     scale_input: bool = False  # multiply what is looked up by sqrt(D)
     bands: tuple[int, ...] = ()  # band of each row by frequency, for schemes that treat rare rows apart
 
-    tied: ClassVar[bool] = True  # one matrix looks up and scores
     scorer: ClassVar[str] = "embedding"  # the parameter whose rows score
     vocabulary: ClassVar[tuple[str, ...]] = ("embedding",)  # parameters with a row for each token
     others: ClassVar[tuple[str, ...]] = ()  # parameters beside the matrices that look up and score
@@ -93,7 +85,17 @@ class VocabularyModel(nn.Module):
     @property
     def scoring_vocabulary(self) -> tuple[str, ...]:
         """Of the parameters with a row for each token, those that score."""
-        return tuple(name for name in self.vocabulary if self.tied or name != "embedding")
+        return tuple(name for name in self.vocabulary if name != "embedding" or self.scorer == "embedding")
+
+    @property
+    def untied_from(self) -> int | None:
+        """The step from which lookup and scoring have a matrix each; None if there is none."""
+        return None if self.scorer == "embedding" else 0
+
+    def tied_at(self, step: Step) -> bool | Bool[Array, ""]:
+        """Whether one matrix looks up and scores after so many updates."""
+        since = self.untied_from
+        return since is None or (since > 0 and step < since)
 
     @property
     def row_width(self) -> int:
@@ -146,9 +148,16 @@ class VocabularyModel(nn.Module):
         """1 for tokens whose share of `expected` is wanted apart in `receive`, else 0."""
         return None
 
-    def transition(self) -> Transition | None:
-        """The next change of the model, if there is one."""
-        return None
+    def add_lookup(
+        self, gradients: Params, ids_N: Int[Array, "N"], lookup_NxR: Float[Array, "N R"], step: Step
+    ) -> Params:
+        """The gradients with what the lookup asks added to the rows of the matrix that it moves at a step."""
+        return gradients | {"embedding": gradients["embedding"].at[ids_N].add(lookup_NxR)}
+
+    def share(self, tree: PyTree, step: Step) -> PyTree:
+        """The parameters, their changes and the optimizer's moments after the update of a step, as they are kept:
+        matrices that are still one have the same."""
+        return tree
 
     @nn.compact
     def hidden(
@@ -213,7 +222,6 @@ class UntiedEmbedding(VocabularyModel):
 
     same_start: bool = False
 
-    tied: ClassVar[bool] = False
     scorer: ClassVar[str] = "output"
     vocabulary: ClassVar[tuple[str, ...]] = ("embedding", "output")
 

@@ -10,15 +10,15 @@ from typing import Annotated, ClassVar
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
 
 from tied_lm.bands import UNSEEN
 from tied_lm.checks import Allowed, ConfigError, at_least, countable, fraction, not_negative, positive, wide
 from tied_lm.model.embedding import (
     Params,
     ScoringGradient,
+    Step,
     TiedEmbedding,
-    Transition,
     UntiedEmbedding,
     VocabularyModel,
     weigh,
@@ -91,17 +91,51 @@ class WidthScaled(TiedEmbedding):
         return h * (self.readout_multiplier * self.base_features / self.features), p["embedding"]
 
 
-class LateUntie(TiedEmbedding):
-    """Tied up to `untie_step`, then untied: `output` starts as a copy of `embedding`, the optimizer's moments with it.
+class LateUntie(VocabularyModel):
+    """Tied up to `untie_step`, then untied: `output` and `embedding` part with equal values and optimizer's moments.
 
-    V D parameters, then 2 V D. From the step on, `total` is hypothetical.
+    2 V D parameters, of which V D are a copy while tied: `output` alone is trained then, with the gradients of both
+    uses, and `embedding` is given its updates and its moments. From the step on, `total` is hypothetical.
     """
 
     untie_step: Annotated[int, at_least(1), countable] = 500
 
-    def transition(self) -> Transition:
-        shared = (self.vocab_size, self.features, self.body, self.compute_dtype, self.init_std, self.scale_input)
-        return Transition(self.untie_step, UntiedEmbedding(*shared, self.bands, parent=None), {"output": "embedding"})
+    scorer: ClassVar[str] = "output"
+    vocabulary: ClassVar[tuple[str, ...]] = ("embedding", "output")
+
+    @property
+    def untied_from(self) -> int:
+        return self.untie_step
+
+    def declare(self) -> Params:
+        p = super().declare()
+        return p | {"output": self.param("output", lambda key: p["embedding"] + 0.0)}
+
+    def add_lookup(
+        self, gradients: Params, ids_N: Int[Array, "N"], lookup_NxR: Float[Array, "N D"], step: Step
+    ) -> Params:
+        tied = self.tied_at(step)
+        # Into the table of the scoring, as in plain tying, so that the sums have the same bits.
+        table_VxD = jnp.where(tied, gradients["output"], gradients["embedding"]).at[ids_N].add(lookup_NxR)
+        output_VxD = jnp.where(tied, table_VxD, gradients["output"])
+        return gradients | {"embedding": jnp.where(tied, 0, table_VxD), "output": output_VxD}
+
+    def share(self, tree: PyTree, step: Step) -> PyTree:
+        def has_both(node: PyTree) -> bool:
+            return isinstance(node, dict) and {"embedding", "output"} <= node.keys()
+
+        def one_from_other(embedding: Array, output: Array) -> Array:
+            # Rows that have one second moment together, and each one of their own once they part, start with that one.
+            return jnp.where(self.tied_at(step), jnp.broadcast_to(output, embedding.shape), embedding)
+
+        def shared(node: PyTree) -> PyTree:
+            if not has_both(node):
+                return node
+            # Computed once: the compiler would do so for each matrix, and round one of them otherwise.
+            output = jax.lax.optimization_barrier(node["output"])
+            return node | {"embedding": jax.tree.map(one_from_other, node["embedding"], output), "output": output}
+
+        return jax.tree.map(shared, tree, is_leaf=has_both)
 
 
 class PathWeights(TiedEmbedding):

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from tied_lm.model.arguments import check_ids
-from tied_lm.model.embedding import Params, ScoringGradient, VocabularyModel
+from tied_lm.model.embedding import Params, ScoringGradient, Step, VocabularyModel
 from tied_lm.model.loss import vocabulary_loss
 from tied_lm.rows import RowStats, mark_undefined, row_norm, statistics
 
@@ -80,6 +80,7 @@ def backward(
     mask: Bool[Array, "*N"] | None = None,
     rngs: dict[str, Array] | None = None,
     carry: PyTree = None,
+    step: Step = 0,
     train: bool = False,
 ) -> Backward:
     """Loss and gradients, and beside them what the split is made of.
@@ -89,6 +90,7 @@ def backward(
 
     Args:
         carry: what the body took from the batch before; no gradient flows through it. By default a fresh start.
+        step: the number of updates so far, with which a scheme may change what the matrices receive.
     """
 
     apply = functools.partial(model.apply, rngs=rngs, method="hidden", mutable=["carry"])
@@ -118,10 +120,9 @@ def backward(
     if model.penalty(own) is not None:
         by_scoring = jax.tree.map(jnp.add, by_scoring, jax.grad(model.penalty)(own))
     gradients = by_lookup | {name: by_lookup[name] + by_scoring[name] for name in own}
-    gradients["embedding"] = gradients["embedding"].at[inputs_N].add(lookup_NxR)
     return Backward(
         loss=jnp.sum(loss.token_loss * weights_N),
-        gradients=gradients,
+        gradients=model.add_lookup(gradients, inputs_N, lookup_NxR, step),
         inputs=inputs_N,
         mask=mask_N,
         lookup=lookup_NxR,
@@ -193,14 +194,12 @@ def stats_of(b: Backward) -> RowStats:
     )
 
 
-def sum_rule_residual(model: VocabularyModel, b: Backward) -> Float[Array, ""]:
-    """|sum_v (g - lookup)[v]| / |g|, with g the gradient of the matrix that scores; in an untied model nothing is
+def sum_rule_residual(model: VocabularyModel, b: Backward, step: Step = 0) -> Float[Array, ""]:
+    """|sum_v (g - lookup)[v]| / |g|, with g the gradient of the matrix that scores; where it is untied nothing is
     subtracted. It is 0 up to rounding, since every softmax sums to 1: sum_v scoring[v] = 0. (Schemes in which it does
     not say why in `no_sum_rule`.)"""
     gradient_VxD = b.gradients[model.scorer]
-    rest_D = gradient_VxD.sum(axis=0)
-    if model.tied:
-        rest_D = rest_D - b.lookup.sum(axis=0)
+    rest_D = gradient_VxD.sum(axis=0) - jnp.where(model.tied_at(step), b.lookup.sum(axis=0), 0)
     norm = jnp.linalg.norm(gradient_VxD)
     return jnp.linalg.norm(rest_D) / jnp.where(norm > 0, norm, 1)
 

@@ -152,9 +152,7 @@ class Journal:
                 scalars |= {f"grad_norm/{name}/{use}": float(norms[i]) for i, use in enumerate(("lookup", "scoring"))}
             rows = record.stats.marked()._asdict() | record.push_parts
             for name, suffix in self.suffixes.items():
-                # Before a late untie, the one matrix is all there is of both.
-                held = name if name in record.updates else "embedding"
-                rows |= {"update" + suffix: record.updates[held], "weight" + suffix: record.weights[held]}
+                rows |= {"update" + suffix: record.updates[name], "weight" + suffix: record.weights[name]}
             self.rows.append(step, rows)
         if probe is not None:
             found = self.row_board.scalars(probe.stats) | self.row_board.part_scalars(probe.push_parts)

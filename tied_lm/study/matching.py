@@ -31,11 +31,8 @@ class Candidate(NamedTuple):
 
 
 def _candidate(config: Config) -> Candidate:
-    """A config and the number of parameters that its model has in the end. Nothing is allocated."""
-    model = build_model(config)
-    while change := model.transition():
-        model = change.model
-    return Candidate(config, count_parameters(model)["total"])
+    """A config and the number of parameters that its model has. Nothing is allocated."""
+    return Candidate(config, count_parameters(build_model(config))["total"])
 
 
 def match(comparison: Comparison) -> tuple[Comparison, Matching]:

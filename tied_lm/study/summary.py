@@ -195,7 +195,7 @@ def _looks(before: Summary | None, seeds: int) -> tuple[int, ...]:
 
 
 def _arm(name: str, arm: Arm, runs: Sequence[Run], heldout: Heldout) -> ArmSummary:
-    tied, account, last = arm.trainer.untied_from is None, arm.trainer.account(), [run.last() for run in runs]
+    tied, account, last = arm.trainer.model.untied_from is None, arm.trainer.account(), [run.last() for run in runs]
     return ArmSummary(
         **vars(heldout.measures(arm.stream.perplexity)),
         parameters=account["total"],
@@ -225,7 +225,7 @@ def _bands(arm: Arm, last: list[dict[str, float]], heldout: Heldout) -> dict[str
     for band in np.unique(of_row):
         name, rows = bands.NAMES[band], of_row == band
         found[name] = BandSummary(
-            **_split(last, f"probe/band/{name}") if arm.trainer.untied_from is None else {},
+            **_split(last, f"probe/band/{name}") if arm.trainer.model.untied_from is None else {},
             rows=int(rows.sum()),
             frequency=float(frequencies[rows].sum()),
             loss=heldout.band_loss(name),

@@ -28,9 +28,8 @@ def build_model(config: Config, frequency_bands: Sequence[int] = ()) -> Vocabula
     shared = (m.features, build_body(config), jnp.dtype(m.compute_dtype), m.init_std, m.scale_input)
     model = scheme(config.data.vocab_size, *shared, tuple(frequency_bands), **own)
     model.check()
-    change = model.transition()
-    if change and change.step >= config.train.steps:
-        raise ConfigError("scheme.untie_step", change.step, f"below train.steps = {config.train.steps}")
+    if model.untied_from is not None and model.untied_from >= config.train.steps:
+        raise ConfigError("scheme.untie_step", model.untied_from, f"below train.steps = {config.train.steps}")
     return model
 
 

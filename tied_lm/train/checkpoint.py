@@ -96,12 +96,11 @@ class Checkpoints:
                 "remove the run's folder to start again"
             ) from error
 
-    def save(self, state: TrainState, config: dict[str, Any], loss: float | None, phase: int = 0) -> None:
+    def save(self, state: TrainState, config: dict[str, Any], loss: float | None) -> None:
         """Start to save; the values are copied, so the state may be donated as soon as this returns.
 
         Args:
             loss: held-out loss in nats, if it was measured at this step.
-            phase: of the model, which decides the structure of the state.
         """
         host = jax.device_get(state)
         with self._writing():
@@ -109,7 +108,7 @@ class Checkpoints:
                 int(host.step),
                 args=ocp.args.Composite(
                     state=ocp.args.StandardSave(host),
-                    about=ocp.args.JsonSave({"config": config, "sha256": _digest(host), "phase": phase}),
+                    about=ocp.args.JsonSave({"config": config, "sha256": _digest(host)}),
                 ),
                 metrics=None if loss is None else {METRIC: loss},
             )
@@ -134,12 +133,12 @@ class Checkpoints:
         return choose(named, "step", which)
 
     def restore(
-        self, *phases: TrainState, step: int | None = None, config: Mapping[str, Any] | None = None
+        self, like: TrainState, *, step: int | None = None, config: Mapping[str, Any] | None = None
     ) -> TrainState | None:
         """The state of a step, by default of the newest; None where there is none.
 
         Args:
-            phases: a state of the structure that it has in each phase of the model.
+            like: a state of the structure that it has.
             config: what the checkpoint is to be of.
 
         Raises:
@@ -162,10 +161,15 @@ class Checkpoints:
                 about = self.manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore()))["about"]
                 if config is not None:
                     self._compare(step, config, about["config"])
-                digest, like = about["sha256"], phases[about["phase"]]
+                digest = about["sha256"]
+                if about.get("phase") == 0 and about["config"]["model"]["tying"] == "late_untie":
+                    raise Damaged(
+                        f"the checkpoint {place} is of a version that kept one matrix up to scheme.untie_step, and two "
+                        "are expected; take one of a later step, or remove the run's folder to start again"
+                    )
                 found = self.manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(like)))
                 state = found["state"]
-            except ConfigError:
+            except (ConfigError, Damaged):
                 raise
             except Exception as error:  # Orbax raises bare exceptions for truncated files
                 reason = _reason(error)

@@ -58,7 +58,6 @@ class Dispatch(NamedTuple):
     times: dict[str, float] | None  # the `time/` scalars of the step, where what is due was waited for already
     records: Records
     record_at: list[int]  # steps, one for each used slot
-    trainer: Trainer
     called: float  # when the updates were started
 
 
@@ -149,18 +148,16 @@ class _Loop:
         self.checkpoints, self.progress, self.schedule = checkpoints, progress, schedule
         self.heldout = stream.heldout_ahead(max(config.data.eval_tokens, config.log.probe_tokens))
         self.values = run_values(config, stream)
-        self.phases = trainer.phases
-        fresh = [phase.init(np.uint32(config.seed)) for phase in self.phases]
-        self.state = checkpoints.restore(*fresh, config=self.values) or fresh[0]
+        fresh = trainer.init(np.uint32(config.seed))
+        self.state = checkpoints.restore(fresh, config=self.values) or fresh
         self.step = int(self.state.step)
-        self.trainer = trainer.at(self.step)
         self.saved_step = self.step  # step 0 needs no saving: it depends on the seed alone
         self.journal = Journal(
             place,
             self.step,
             self.values,
-            self.phases[-1].model,
-            trainer.untied_from,
+            trainer.model,
+            trainer.model.untied_from,
             np.asarray(trainer.bands),
             stream.frequencies,
             stream.token_strings,
@@ -195,13 +192,12 @@ class _Loop:
     def _run(self, stop: threading.Event) -> Dispatch:
         running: Dispatch | None = None
         while True:
-            self._change_phase()
             due, times = self._start_due(), None
             interrupted = stop.is_set() and self.step < self.schedule.steps
             if self.step != self.saved_step and (interrupted or self.step in self.schedule.checkpoints):
                 # First everything before this step is written, so that a resume from here lacks nothing.
                 self._write(running)
-                running, times = None, self._wait(due, self.trainer)
+                running, times = None, self._wait(due)
                 self._checkpoint(due)
             if interrupted:
                 self._write(running)
@@ -212,13 +208,6 @@ class _Loop:
             running = new
             if running.step == self.schedule.steps:
                 return running
-
-    def _change_phase(self) -> None:
-        """Go over to the next phase of the model if its step has come, before anything else is done there."""
-        change = self.trainer.transition
-        if change and self.trainer.next and self.step >= change.step:
-            self.trainer = self.trainer.next
-            self.state = self.trainer.take_over(self.state, change.copies)
 
     def _held(self, tokens: int) -> int:
         """So many held-out tokens, or those that there are."""
@@ -236,7 +225,7 @@ class _Loop:
         window = jax.tree.map(jnp.copy, self.state.window) if step in schedule.scalars else None
         return Due(window, evaluation, probe, called)
 
-    def _wait(self, due: Due, trainer: Trainer) -> dict[str, float]:
+    def _wait(self, due: Due) -> dict[str, float]:
         """Wait for what is due at a step, of which all updates before it are written; its `time/` scalars.
 
         Milliseconds of an update are the mean of those since the last record, without what else was done.
@@ -244,7 +233,7 @@ class _Loop:
         times: dict[str, float] = {}
         for part, results in (("evaluation", due.evaluation), ("probe", due.probe)):
             if results is not None:
-                seconds = self.clock.wait((trainer, part), due.called, results)
+                seconds = self.clock.wait(part, due.called, results)
                 times |= {} if seconds is None else {f"time/ms_of_{part}": 1e3 * seconds}
         if due.window is not None:
             times["time/seconds"] = time.perf_counter() - self.clock.started
@@ -258,7 +247,7 @@ class _Loop:
             raise Diverged(f"the training state is no longer finite at step {self.step}")
         self.background.submit(self.journal.flush)
         self.background.wait()
-        self.checkpoints.save(self.state, self.values, loss, self.phases.index(self.trainer))
+        self.checkpoints.save(self.state, self.values, loss)
         self.saved_step = self.step
 
     def _start_dispatch(self, due: Due, times: dict[str, float] | None) -> Dispatch:
@@ -268,8 +257,6 @@ class _Loop:
         # At the end the record is that of the batch that would come next; the state it leads to is dropped.
         most = int(min(self.dispatch_updates, self.stream.most_updates))
         end = step + 1 if last else min(step + most, schedule.next_boundary(step))
-        if self.trainer.transition and not last:
-            end = min(end, self.trainer.transition.step)
         record_at = schedule.rows[bisect.bisect_left(schedule.rows, step) : bisect.bisect_left(schedule.rows, end)]
         if len(record_at) > slots:
             end, record_at = record_at[slots], record_at[:slots]
@@ -281,14 +268,14 @@ class _Loop:
         state, records = self.trainer.advance(state, ahead, np.int32(end - step), padded, new_window)
         if not last:
             self.state, self.step = state, end
-        return Dispatch(step, 0 if last else end - step, due, times, records, record_at, self.trainer, called)
+        return Dispatch(step, 0 if last else end - step, due, times, records, record_at, called)
 
     def _write(self, dispatch: Dispatch | None) -> None:
         """Wait for a dispatch and what was due at its first step, and write it all down."""
         if dispatch is None:
             return
-        times = self._wait(dispatch.due, dispatch.trainer) if dispatch.times is None else dispatch.times
-        seconds = self.clock.wait((dispatch.trainer, "updates"), dispatch.called, dispatch.records)
+        times = self._wait(dispatch.due) if dispatch.times is None else dispatch.times
+        seconds = self.clock.wait("updates", dispatch.called, dispatch.records)
         self.clock.count(dispatch.updates, seconds)
         due, records = jax.device_get((dispatch.due, dispatch.records))
         d = dispatch._replace(due=due, records=records)
@@ -298,9 +285,9 @@ class _Loop:
             step_scalars = dict(scalars) if at_start else {}
             record = None
             if step in d.record_at:
-                record = d.records.read(d.record_at.index(step), d.trainer.model)
-                if not d.trainer.model.no_sum_rule:
-                    gradient_V = record.stats.total if d.trainer.model.tied else record.stats.scoring
+                record = d.records.read(d.record_at.index(step), self.trainer.model)
+                if not self.trainer.model.no_sum_rule:
+                    gradient_V = record.stats.total if self.trainer.model.tied_at(step) else record.stats.scoring
                     step_scalars["split/residual"] = float(record.residual) if gradient_V.any() else math.nan
             probe, evaluation = (d.due.probe, d.due.evaluation) if at_start else (None, None)
             if not _is_finite((record, probe)):

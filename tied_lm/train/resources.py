@@ -113,9 +113,9 @@ def memory_of_machine() -> int:
 
 def disk_bytes(trainer: "Trainer", token_strings: Sequence[str]) -> int:
     """What the folder of one run takes at most."""
-    config, last = trainer.config, trainer.phases[-1]
+    config, model = trainer.config, trainer.model
     schedule = Schedule.of(config)
-    vocab_size, parts = config.data.vocab_size, len(last.model.push_parts)
+    vocab_size, parts = config.data.vocab_size, len(model.push_parts)
 
     def arrays(records: int, fields: int, size: int) -> int:
         """A zarr group: its records, what it says of each row, and its metadata, once more while they are replaced."""
@@ -127,19 +127,19 @@ def disk_bytes(trainer: "Trainer", token_strings: Sequence[str]) -> int:
         return values + described + 3 * strings + 2 * CLUSTER
 
     stats = len(RowStats._fields) + parts
-    rows = arrays(len(schedule.rows), stats + 2 * len(last.model.vocabulary), vocab_size)
+    rows = arrays(len(schedule.rows), stats + 2 * len(model.vocabulary), vocab_size)
     probes = arrays(len(schedule.probes), stats, vocab_size)
 
     curves = len(PARTS) * (3 + len(config.log.tokens))
     scalars = len(schedule.scalars) * 20 + len(schedule.evaluations) * (10 + BANDS)
     scalars += (len(schedule.rows) + len(schedule.probes)) * (SPLIT_SCALARS + (1 + BANDS) * parts + 20)
-    scalars += len(schedule.rows) * (curves + 2 * len(last.model.others))
+    scalars += len(schedule.rows) * (curves + 2 * len(model.others))
     histograms = len(schedule.rows) * len(PARTS) * (20 * BINS + 200)
     batches = -(-config.data.eval_tokens // (config.data.batch_size * config.data.length))
     losses = arrays(len(schedule.evaluations), 2 * BANDS + 2, batches * config.data.batch_size)
 
     about = len(json.dumps(to_dict(config))) * 3 + 8 * CLUSTER  # config.json, and in events and checkpoints
-    state = jax.eval_shape(last.init, 0)
+    state = jax.eval_shape(trainer.init, 0)
     leaves = jax.tree.leaves(state)
     checkpoint = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
     checkpoint += checkpoint // 50 + 24 * CLUSTER + 1024 * len(leaves) + about

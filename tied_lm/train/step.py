@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -10,13 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.tree_util import keystr, tree_leaves_with_path, tree_map_with_path
 from jaxtyping import Array, Bool, Float, Int, Integer, PyTree, UInt32
 
 from tied_lm.config import Config
 from tied_lm.data.sources import Ahead, Heldout
 from tied_lm.data.stream import Batch, named_key
-from tied_lm.model.embedding import VocabularyModel, count_parameters
+from tied_lm.model.embedding import count_parameters
 from tied_lm.model.loss import likelihood
 from tied_lm.model.split import (
     Backward,
@@ -62,16 +60,11 @@ def heldout_batch(heldout: Heldout, index: Int[Array, ""], tokens: int) -> Batch
 
 
 class Trainer:
-    """The compiled programs of one arm. They serve every seed, so each is compiled once.
+    """The compiled programs of one arm. They serve every seed, so each is compiled once."""
 
-    A scheme whose model changes during training has a trainer for each phase; `next` is that of the phase to come.
-    """
-
-    def __init__(self, config: Config, frequency_bands: Int[np.ndarray, "V"], model: VocabularyModel | None = None):
+    def __init__(self, config: Config, frequency_bands: Int[np.ndarray, "V"]):
         self.config = config
-        self.model = model or build_model(config, frequency_bands.tolist())
-        self.transition = self.model.transition()
-        self.next = Trainer(config, frequency_bands, self.transition.model) if self.transition else None
+        self.model = build_model(config, frequency_bands.tolist())
         names = self.model.vocabulary, self.model.scoring_vocabulary
         self.optimizer = optimizer.build(config.optimizer, config.train.steps, *names)
         self.bands = jnp.asarray(frequency_bands)
@@ -80,42 +73,9 @@ class Trainer:
         self.slots = max(1, min(128, 2**18 // config.data.vocab_size))
 
     @property
-    def phases(self) -> "list[Trainer]":
-        """This trainer and those of the phases to come."""
-        return [self, *(self.next.phases if self.next else ())]
-
-    def at(self, step: int) -> "Trainer":
-        """The trainer of the phase in which the model is after so many updates."""
-        change = self.transition
-        return self.next.at(step) if change and self.next and step >= change.step else self
-
-    @property
-    def untied_from(self) -> int | None:
-        """The step from which lookup and scoring have a matrix each; None if there is none."""
-        if not self.model.tied:
-            return 0
-        untied = self.next is not None and not self.next.model.tied
-        return self.transition.step if self.transition and untied else None
-
-    @property
     def stateful(self) -> bool:
         """Whether the body carries a state from batch to batch."""
         return bool(jax.eval_shape(self.init, 0).carry)
-
-    def take_over(self, state: TrainState, copies: Mapping[str, str]) -> TrainState:
-        """The state with which this phase begins: new parameters, and their moments, are copies of old ones."""
-        old = {keystr(path): leaf for path, leaf in tree_leaves_with_path((state.params, state.opt_state))}
-
-        def find(path: tuple[Any, ...], new: jax.ShapeDtypeStruct) -> Array:
-            if keystr(path) in old:
-                # Rows that had one second moment, and each have their own from now on, start with that one.
-                return jnp.broadcast_to(old[keystr(path)], new.shape)
-            sources = [jax.tree_util.DictKey(copies.get(getattr(key, "key", ""), "")) for key in path]
-            return jnp.copy(old[keystr(tuple(s if s.key else key for s, key in zip(sources, path, strict=True)))])
-
-        like = jax.eval_shape(self.init, 0)
-        params, opt_state = tree_map_with_path(find, (like.params, like.opt_state))
-        return dataclasses.replace(state, params=params, opt_state=opt_state)
 
     @functools.partial(jax.jit, static_argnames="self")
     def init(self, seed: int | Integer[Array, ""]) -> TrainState:
@@ -190,9 +150,12 @@ class Trainer:
                 mask=batch.mask,
                 rngs=rngs,
                 carry=body_carry,
+                step=state.step,
                 train=True,
             )
             changes, opt_state = self.optimizer.update(b.gradients, state.opt_state, state.params)
+            params = optax.apply_updates(state.params, changes)
+            changes, params, opt_state = self.model.share((changes, params, opt_state), state.step)
 
             def record() -> Records:
                 stats = stats_of(b)
@@ -207,7 +170,7 @@ class Trainer:
                             for name in self.model.others
                         },
                         jnp.stack([log_histogram(getattr(stats, part)) for part in PARTS]),
-                        sum_rule_residual(self.model, b),
+                        sum_rule_residual(self.model, b, state.step),
                     )
                 )
 
@@ -218,7 +181,6 @@ class Trainer:
                 state.window.clipped + self._is_clipped(b),
                 state.window.updates + 1,
             )
-            params = optax.apply_updates(state.params, changes)
             state = TrainState(state.step + 1, params, opt_state, window, state.seed, b.carry)
             return state, records, used + wanted
 
@@ -289,9 +251,7 @@ class Trainer:
         return Probe(stats_of_tables(sums, in_count, out_count), part_norms(sums.push_parts), out_count.sum())
 
     def account(self) -> dict[str, int]:
-        """Numbers of parameters, and the bytes of the parameters and of the optimizer's state, in the last phase."""
-        if self.next:
-            return self.next.account()
+        """Numbers of parameters, and the bytes of the parameters and of the optimizer's state."""
         state = jax.eval_shape(self.init, 0)
 
         def size(tree: PyTree) -> int:
