@@ -25,7 +25,7 @@ def draw(tokens, largest, from_rows, seed, N, V, D):
 
 
 def errors(inputs, compute_dtype):
-    """Of the tables by the largest entry of two, and each by its own; of hidden by its own; of the loss, of a token."""
+    """Of the tables by the largest entry of two, and each by its own; of dL/dh by its own; of the loss, of a token."""
     true = oracle(*inputs)
     found = {name: np.asarray(x, np.float64) for name, x in ours(*inputs, compute_dtype=compute_dtype).items()}
     for tables in (true, found):
@@ -34,7 +34,7 @@ def errors(inputs, compute_dtype):
     size = {name: np.abs(value).max() for name, value in true.items()}
     of_two = max(off[name] for name in TABLES) / max(size["expected"], size["data"])
     of_its_own = max(off[name] / size[name] for name in TABLES)
-    return np.array([of_two, of_its_own, off["hidden"] / size["hidden"], off["loss"], off["nll"]])
+    return np.array([of_two, of_its_own, off["h_gradient"] / size["h_gradient"], off["loss"], off["nll"]])
 
 
 @pytest.mark.parametrize("from_rows", [False, True])

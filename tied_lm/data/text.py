@@ -64,7 +64,7 @@ class HeldoutWindows:
         return None if self.sizes is None else self.sizes[targets]
 
 
-def _batch(window: Int[Array, "B W"], exists: Bool[Array, "B"], fresh: Bool[Array, "B"]) -> Batch:
+def _batch(window: Integer[Array, "B W"], exists: Bool[Array, "B"], fresh: Bool[Array, "B"]) -> Batch:
     tokens = window.astype(jnp.int32)
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
     return Batch(inputs, targets, jnp.broadcast_to(exists[:, None], inputs.shape), fresh)

@@ -135,7 +135,7 @@ class Trainer:
         records = Records.empty(self.slots + 1, self.model)
         nothing = jax.tree.map(lambda slots: slots[0], records)
 
-        def one(_: int, carry: tuple[TrainState, Records, Array]) -> tuple[TrainState, Records, Array]:
+        def one(_: Int[Array, ""], carry: tuple[TrainState, Records, Array]) -> tuple[TrainState, Records, Array]:
             state, records, used = carry
             batch = ahead.batch(state.step)
             body_carry = jax.tree.map(
