@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tied_lm.model.foreign import UseSplit, embed_loss_and_gradients, split_embed_gradients, split_table_gradients
     from tied_lm.model.split import GradientSplit, loss_and_gradients, row_stats, split_gradients
     from tied_lm.record.reader import open_run
-    from tied_lm.record.recorder import RowRecorder
+    from tied_lm.record.rowrecorder import RowRecorder
     from tied_lm.rows import RowStats, UseStats
 
 __all__ = [
@@ -42,7 +42,7 @@ _, __getattr__, __dir__ = door(
         "model.foreign": "UseSplit embed_loss_and_gradients split_embed_gradients split_table_gradients",
         "model.split": "GradientSplit loss_and_gradients row_stats split_gradients",
         "record.reader": "open_run",
-        "record.recorder": "RowRecorder",
+        "record.rowrecorder": "RowRecorder",
         "rows": "RowStats UseStats",
     },
 )

@@ -182,14 +182,14 @@ def test_edges():
 
 
 def test_a_part_that_is_all_zero_writes_nothing(board, tmp_path):
-    board.row_histogram(3, "rows/lookup", np.asarray(log_histogram(np.zeros(5, np.float32))))
+    board.histogram(3, "rows/lookup", np.asarray(log_histogram(np.zeros(5, np.float32))))
     board.flush()
     assert not tiny.board_events(tmp_path)
 
 
 def test_norms_beyond_the_edges_are_counted_at_the_edges(board, tmp_path):
     norms = np.array([0, 1e-30, 1e-12, 1.0, 1e2, 1e9], np.float32)
-    board.row_histogram(3, "rows/pull", np.asarray(log_histogram(norms)))
+    board.histogram(3, "rows/pull", np.asarray(log_histogram(norms)))
     board.flush()
     histogram = raw_values(tmp_path)["rows/pull", 3].histo
     assert (histogram.bucket[0], histogram.bucket[-1], histogram.num) == (2, 2, 5)
@@ -217,7 +217,7 @@ def test_a_cut_keeps_what_is_whole_and_before_the_step(tmp_path, torn):
     board.text("config", "hello")
     for step in range(6):
         board.scalars(step, {"a": step})
-        board.row_histogram(step, "h", np.ones(BINS, int))
+        board.histogram(step, "h", np.ones(BINS, int))
     board.flush()
     (path,) = tmp_path.iterdir()
     whole = path.stat().st_size

@@ -18,7 +18,7 @@ from tests import tiny
 from tied_lm import open_run, row_stats
 from tied_lm.checks import ConfigError
 from tied_lm.files import Damaged
-from tied_lm.record.journal import Journal
+from tied_lm.record.runrecorder import RunRecorder
 from tied_lm.record.scalars import is_finished, read_metrics
 from tied_lm.train import loop
 from tied_lm.train.build import build_model, build_stream
@@ -255,7 +255,7 @@ def test_the_final_record_is_made_up_for(whole, tmp_path, left):
 
 @pytest.mark.parametrize(
     ("owner", "name", "step"),
-    [(Journal, "write", 10), (ocp.CheckpointManager, "_finalize", 39)],
+    [(RunRecorder, "write", 10), (ocp.CheckpointManager, "_finalize", 39)],
     ids=["record", "save"],
 )
 def test_an_error_of_another_thread_stops_the_run(whole, tmp_path, monkeypatch, owner, name, step):

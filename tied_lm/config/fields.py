@@ -95,6 +95,7 @@ class Log:
     rows_every: Annotated[int, at_least(1), countable] = 64
     probe_tokens: Annotated[int, at_least(1), countable] = 32_768
     tokens: tuple[int, ...] = ()
+    writers: tuple[str, ...] = ("tensorboard",)
 
 
 @dataclasses.dataclass(frozen=True)

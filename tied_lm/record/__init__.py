@@ -8,7 +8,7 @@ from tied_lm.door import door
 __all__, __getattr__, __dir__ = door(
     __name__,
     {
-        "recorder": "RowRecorder",
+        "rowrecorder": "RowRecorder",
         "reader": "Run open_run",
         "scalars": "read_metrics is_finished",
     },

@@ -12,7 +12,7 @@ from tied_lm.files import Damaged, read_json
 from tied_lm.folder import CONFIG
 from tied_lm.record import manifest
 from tied_lm.record.history import STRINGS, check, readable
-from tied_lm.record.journal import HELDOUT, PROBE, ROWS
+from tied_lm.record.runrecorder import HELDOUT, PROBE, ROWS
 from tied_lm.record.scalars import METRICS, read_metrics
 
 CONTENT = ("text_train", "text_heldout", "text_tokenizer")

@@ -8,6 +8,7 @@ from typing import Any
 
 from tied_lm.files import AGAIN, Damaged, replace
 from tied_lm.record import manifest
+from tied_lm.record.writer import Writer
 
 METRICS = "metrics.jsonl"
 
@@ -17,19 +18,22 @@ def _json(line: Mapping[str, float]) -> str:
     return json.dumps(values, allow_nan=False) + "\n"
 
 
-class Metrics:
+class Metrics(Writer):
     """Writes metrics.jsonl, one line for each step. Opening it cuts off everything from `first_step` on."""
 
-    def __init__(self, folder: Path, first_step: int):
+    def __init__(self, folder: Path, first_step: int, label: str = ""):
         kept = [line for line in read_metrics(folder) if line["step"] < first_step] if first_step else []
         self.path, self.tags = folder / METRICS, {int(line["step"]): set(line) for line in kept}
         replace(self.path, "".join(map(_json, kept)).encode())
         self.file = self.path.open("a", encoding="utf-8")
         self.lines: list[str] = []
 
-    def append(self, step: int, scalars: Mapping[str, float]) -> None:
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Add a line; it is on disk after the next `flush`. NaN stands for what is undefined, in JSON null."""
-        self.lines.append(_json({"step": step} | dict(scalars)))
+        self.lines.append(_json({"step": step} | dict(values)))
+
+    def files(self) -> list[Path]:
+        return [self.path]
 
     def flush(self) -> None:
         self.file.writelines(self.lines)

@@ -4,7 +4,7 @@ import math
 import struct
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from tensorboardX.proto.summary_pb2 import Summary
 
 from tied_lm.files import Damaged, replace
 from tied_lm.record.histogram import EDGES
+from tied_lm.record.writer import Writer
 
 
 def _masked(data: bytes) -> int:
@@ -49,7 +50,7 @@ def cut_events(path: Path, first_step: int) -> None:
     replace(path, bytes(kept))
 
 
-class Board:
+class Board(Writer):
     """Writes the events of one run. Events are written when they are added; `flush` hands them to the disk."""
 
     def __init__(self, folder: Path, first_step: int, label: str = ""):
@@ -77,7 +78,7 @@ class Board:
         shown = {tag: value for tag, value in values.items() if not math.isnan(value)}
         self._add(step, Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in shown.items()]))
 
-    def row_histogram(self, step: int, tag: str, counts: Int[np.ndarray, "bins"]) -> None:
+    def histogram(self, step: int, tag: str, counts: Int[np.ndarray, "bins"]) -> None:
         """Histogram of log10 of the row norms, on fixed edges; nothing where all are 0."""
         filled = np.flatnonzero(counts)
         if not filled.size:
@@ -90,9 +91,12 @@ class Board:
     def text(self, tag: str, markdown: str) -> None:
         self._add(0, summary.text(tag, markdown))
 
-    def charts(self, layout: dict[str, dict[str, list[object]]]) -> None:
-        """Custom charts: {category: {title: ["Multiline", [tags]]}}."""
-        self._add(0, summary.custom_scalars(layout))
+    def charts(self, layout: Mapping[str, Mapping[str, Sequence[str]]]) -> None:
+        lines = {
+            category: {title: ["Multiline", list(tags)] for title, tags in charts.items()}
+            for category, charts in layout.items()
+        }
+        self._add(0, summary.custom_scalars(lines))
 
     def files(self) -> list[Path]:
         """The event files, which only grow."""

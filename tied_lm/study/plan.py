@@ -8,6 +8,7 @@ from tied_lm import bands
 from tied_lm.config import VERSION, Comparison, Config, Data, build_comparison, completed, defaults, resolved, to_dict
 from tied_lm.data.documents import Account
 from tied_lm.data.sources import Stream, with_vocabulary
+from tied_lm.record.recorder import writers_of
 from tied_lm.study.matching import Matching, match
 from tied_lm.train import resources
 from tied_lm.train.build import build_model, build_stream
@@ -24,6 +25,7 @@ class Arm:
 
     @classmethod
     def of(cls, config: Config, stream: Stream) -> "Arm":
+        writers_of(config.log.writers)
         return cls(config, stream, Trainer(config, bands.bands_of(stream.frequencies)))
 
     def disk_bytes(self) -> int:

@@ -17,7 +17,8 @@ from tied_lm import bands, folder
 from tied_lm.config import VERSION, Config, to_dict
 from tied_lm.data.sources import Stream
 from tied_lm.files import write_json
-from tied_lm.record.journal import Journal
+from tied_lm.record.rowtags import Rows
+from tied_lm.record.runrecorder import RunRecorder
 from tied_lm.record.scalars import is_finished
 from tied_lm.record.slots import Evaluation, Probe, Records
 from tied_lm.train.background import Background
@@ -152,19 +153,18 @@ class _Loop:
         self.state = checkpoints.restore(fresh, config=self.values) or fresh
         self.step = int(self.state.step)
         self.saved_step = self.step  # step 0 needs no saving: it depends on the seed alone
-        self.journal = Journal(
+        rows = Rows(stream.token_strings, stream.frequencies, np.asarray(trainer.bands), config.log.tokens)
+        self.recorder = RunRecorder(
             place,
             self.step,
             self.values,
             trainer.model,
-            trainer.model.untied_from,
-            np.asarray(trainer.bands),
-            stream.frequencies,
-            stream.token_strings,
-            stream.heldout_clusters(self._held(config.data.eval_tokens)).ids,
-            stream.evaluated,
+            rows,
+            untied_from=trainer.model.untied_from,
+            clusters=stream.heldout_clusters(self._held(config.data.eval_tokens)).ids,
+            evaluated=stream.evaluated,
         )
-        self.journal.check_whole(
+        self.recorder.check_whole(
             self.step,
             rows=schedule.rows,
             probes=schedule.probes,
@@ -187,7 +187,7 @@ class _Loop:
             try:
                 self.background.close()
             finally:
-                self.journal.close()
+                self.recorder.close()
 
     def _run(self, stop: threading.Event) -> Dispatch:
         running: Dispatch | None = None
@@ -245,7 +245,7 @@ class _Loop:
         loss = None if due.evaluation is None else evaluation_scalars(due.evaluation, self.stream)[METRIC]
         if not _is_finite((self.state, loss)):
             raise Diverged(f"the training state is no longer finite at step {self.step}")
-        self.background.submit(self.journal.flush)
+        self.background.submit(self.recorder.flush)
         self.background.wait()
         self.checkpoints.save(self.state, self.values, loss)
         self.saved_step = self.step
@@ -295,11 +295,11 @@ class _Loop:
             if record is not None and step == self.schedule.steps:
                 # The run makes no update there: a size would be one that was never applied.
                 record = record._replace(updates=jax.tree.map(lambda v: np.full_like(v, np.nan), record.updates))
-            self.background.submit(self.journal.write, step, step_scalars, record, probe, evaluation)
+            self.background.submit(self.recorder.write, step, step_scalars, record, probe, evaluation)
         if d.updates:
             self.progress(d.updates)
         if time.perf_counter() - self.flushed > FLUSH_SECONDS and d.updates:
-            self.background.submit(self.journal.flush)
+            self.background.submit(self.recorder.flush)
             self.flushed = time.perf_counter()
 
     def _scalars(self, d: Dispatch) -> dict[str, float]:

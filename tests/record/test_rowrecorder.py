@@ -16,8 +16,9 @@ from tests import tiny
 from tied_lm import RowRecorder, RowStats, UseStats, open_run
 from tied_lm.bands import UNSEEN, describe
 from tied_lm.cli import instrument
-from tied_lm.record import recorder
+from tied_lm.record import rowrecorder as recorder
 from tied_lm.record.histogram import log_histogram
+from tied_lm.record.runrecorder import ROWS
 
 V = 6
 COUNTS = np.array([10, 40, 0, 20, 30, 0])
@@ -144,9 +145,9 @@ def test_what_was_not_flushed_is_as_if_it_had_not_been(tmp_path):
     opened.record(0, use_stats(0))
     opened.flush()
     opened.record(1, use_stats(1))
-    opened.writers[0].flush()  # the rows are there and the metrics are not
-    opened.writers[1].close()
-    opened.writers[2].file.close()
+    opened.recorder.arrays[ROWS].flush()  # the rows are there and the metrics are not
+    opened.recorder.writers[0].close()
+    opened.recorder.metrics.file.close()
     opened.lock.close()
     del opened
     record(tmp_path, [1, 2])

@@ -8,11 +8,15 @@ import xarray as xr
 
 from tests import tiny
 from tied_lm.bands import UNSEEN
+from tied_lm.checks import ConfigError
 from tied_lm.model.embedding import TiedEmbedding, UntiedEmbedding
 from tied_lm.record.histogram import log_histogram
 from tied_lm.record.history import RowLog
-from tied_lm.record.journal import Journal
+from tied_lm.record.recorder import WRITERS, writers_of
+from tied_lm.record.rowtags import Rows
+from tied_lm.record.runrecorder import ROWS, RunRecorder
 from tied_lm.record.slots import Probe, Record
+from tied_lm.record.writer import Writer
 from tied_lm.rows import PARTS, RowStats
 
 V = 6
@@ -22,19 +26,20 @@ TOKENS = ["a|", "<b>", "`c", "d", "e", "f"]
 
 
 @pytest.fixture
-def open_journal(tmp_path):
+def open_recorder(tmp_path):
     opened = []
 
     def open_at(first_step=0, model=TiedEmbedding, untied_from=None, tokens=()):
-        config = {"log": {"tokens": list(tokens)}}
-        where = (tmp_path, first_step, config, model(V, 2), untied_from)
-        opened.append(Journal(*where, BANDS, FREQUENCIES, TOKENS, np.arange(2)))
+        config = {"log": {"tokens": list(tokens), "writers": ["tensorboard"]}}
+        rows = Rows(TOKENS, FREQUENCIES, BANDS, tokens)
+        where = (tmp_path, first_step, config, model(V, 2), rows)
+        opened.append(RunRecorder(*where, untied_from=untied_from, clusters=np.arange(2)))
         return opened[-1]
 
     yield open_at
-    for journal in opened:
-        if not journal.metrics.file.closed:
-            journal.close()
+    for recorder in opened:
+        if not recorder.recorder.metrics.file.closed:
+            recorder.close()
 
 
 def stats(step):
@@ -57,10 +62,10 @@ def lines_of(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_step_lands_everywhere(open_journal, tmp_path):
-    journal = open_journal()
-    journal.write(4, {"loss/train": 1.5}, record(4), probed(40))
-    journal.flush()
+def test_a_step_lands_everywhere(open_recorder, tmp_path):
+    recorder = open_recorder()
+    recorder.write(4, {"loss/train": 1.5}, record(4), probed(40))
+    recorder.flush()
     (line,) = lines_of(tmp_path)
     assert line["step"] == 4
     assert line["loss/train"] == 1.5
@@ -79,20 +84,20 @@ def test_a_step_lands_everywhere(open_journal, tmp_path):
         np.testing.assert_array_equal(rows.band, BANDS)
 
 
-def test_unseen_rows_are_a_band(open_journal, tmp_path):
-    journal = open_journal()
-    journal.write(0, {}, record(0))
-    journal.flush()
+def test_unseen_rows_are_a_band(open_recorder, tmp_path):
+    recorder = open_recorder()
+    recorder.write(0, {}, record(0))
+    recorder.flush()
     (line,) = lines_of(tmp_path)
     assert line["band/unseen/lookup"] == pytest.approx(np.hypot(2, 5))
     assert "band/4/lookup" not in line
 
 
-def test_an_untied_run_says_what_is_hypothetical(open_journal, tmp_path):
+def test_an_untied_run_says_what_is_hypothetical(open_recorder, tmp_path):
     names = ("embedding", "output")
-    journal = open_journal(model=UntiedEmbedding, untied_from=0)
-    journal.write(2, {}, record(2, names), probed(2))
-    journal.flush()
+    recorder = open_recorder(model=UntiedEmbedding, untied_from=0)
+    recorder.write(2, {}, record(2, names), probed(2))
+    recorder.flush()
     (line,) = lines_of(tmp_path)
     for tag in line:
         assert tag.rsplit("/", 1)[-1] not in ("total", "share", "cosine") or "hypothetical/" in tag, tag
@@ -104,20 +109,20 @@ def test_an_untied_run_says_what_is_hypothetical(open_journal, tmp_path):
         assert {n for n in rows.data_vars if "hypothetical" in rows[n].attrs} == {"total", "cosine"}
 
 
-def test_a_tied_run_has_nothing_hypothetical(open_journal, tmp_path):
-    journal = open_journal()
-    journal.write(2, {}, record(2), probed(2))
-    journal.flush()
+def test_a_tied_run_has_nothing_hypothetical(open_recorder, tmp_path):
+    recorder = open_recorder()
+    recorder.write(2, {}, record(2), probed(2))
+    recorder.flush()
     assert not any("hypothetical" in tag for tag, _ in tiny.board_values(tmp_path))
     with xr.open_zarr(tmp_path / "rows.zarr") as rows:
         assert not any("hypothetical" in rows[name].attrs for name in rows.variables)
         assert all(rows[name].attrs["units"] for name in (*RowStats._fields, "update", "weight"))
 
 
-def test_tokens_are_followed(open_journal, tmp_path):
-    journal = open_journal(tokens=(2,))
-    journal.write(1, {}, record(1))
-    journal.flush()
+def test_tokens_are_followed(open_recorder, tmp_path):
+    recorder = open_recorder(tokens=(2,))
+    recorder.write(1, {}, record(1))
+    recorder.flush()
     (line,) = lines_of(tmp_path)
     followed = {tag: value for tag, value in line.items() if tag.startswith("token/") and tag.endswith("/scoring")}
     # Rows of frequency 0 are never the rare one.
@@ -129,57 +134,57 @@ def test_tokens_are_followed(open_journal, tmp_path):
     }
 
 
-def test_zeros_are_told_as_a_fraction(open_journal, tmp_path):
-    journal = open_journal()
-    journal.write(0, {}, record(0))
-    journal.flush()
+def test_zeros_are_told_as_a_fraction(open_recorder, tmp_path):
+    recorder = open_recorder()
+    recorder.write(0, {}, record(0))
+    recorder.flush()
     (line,) = lines_of(tmp_path)
     assert line["rows_zero/lookup"] == pytest.approx(1 / V)
 
 
-def test_a_step_without_anything_is_no_line(open_journal, tmp_path):
-    journal = open_journal()
-    journal.write(3, {})
-    journal.close()
+def test_a_step_without_anything_is_no_line(open_recorder, tmp_path):
+    recorder = open_recorder()
+    recorder.write(3, {})
+    recorder.close()
     assert lines_of(tmp_path) == []
 
 
-def test_the_metrics_come_last(open_journal, tmp_path, monkeypatch):
-    journal = open_journal()
-    journal.write(1, {"loss/train": 1.0}, record(1), probed(1))
-    for owner, name in ((journal.board, "flush"), (journal.probe, "flush"), (journal.rows, "flush")):
+def test_the_metrics_come_last(open_recorder, tmp_path, monkeypatch):
+    recorder = open_recorder()
+    recorder.write(1, {"loss/train": 1.0}, record(1), probed(1))
+    for place in (recorder.recorder.writers[0], *recorder.recorder.arrays.values()):
         with monkeypatch.context() as patched:
-            patched.setattr(owner, name, lambda: 1 / 0)
+            patched.setattr(place, "flush", lambda: 1 / 0)
             with pytest.raises(ZeroDivisionError):
-                journal.flush()
+                recorder.flush()
         assert lines_of(tmp_path) == []
-    journal.flush()
+    recorder.flush()
     assert len(lines_of(tmp_path)) == 1
 
 
-def test_opening_cuts_what_will_be_written_again(open_journal, tmp_path):
-    journal = open_journal()
+def test_opening_cuts_what_will_be_written_again(open_recorder, tmp_path):
+    recorder = open_recorder()
     for step in range(6):
-        journal.write(step, {"loss/train": float(step)}, record(step), probed(step))
-    journal.close()
+        recorder.write(step, {"loss/train": float(step)}, record(step), probed(step))
+    recorder.close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 6, "loss/tr')
-    journal = open_journal(first_step=4)
+    recorder = open_recorder(first_step=4)
     assert [line["step"] for line in lines_of(tmp_path)] == [0, 1, 2, 3]
     for name in ("rows.zarr", "probe.zarr"):
         np.testing.assert_array_equal(tiny.dataset(tmp_path / name)["step"], [0, 1, 2, 3])
     for step in (4, 5):
-        journal.write(step, {"loss/train": float(step)}, record(step), probed(step))
-    journal.close()
+        recorder.write(step, {"loss/train": float(step)}, record(step), probed(step))
+    recorder.close()
     assert [line["step"] for line in lines_of(tmp_path)] == list(range(6))
     shown = {step for tag, step in tiny.board_values(tmp_path) if tag == "grad_norm/total"}
     assert shown == set(range(6))
     assert ("config/text_summary", 0) in tiny.board_values(tmp_path)
 
 
-def test_starting_again_says_everything_once(open_journal, tmp_path):
-    open_journal().close()
-    open_journal().close()
+def test_starting_again_says_everything_once(open_recorder, tmp_path):
+    open_recorder().close()
+    open_recorder().close()
     assert {tag for tag, _ in tiny.board_values(tmp_path)} == {
         "config/text_summary",
         "tokens/text_summary",
@@ -187,17 +192,50 @@ def test_starting_again_says_everything_once(open_journal, tmp_path):
     }
 
 
-def test_many_steps_are_not_kept_in_memory(open_journal):
-    journal = open_journal()
+def test_many_steps_are_not_kept_in_memory(open_recorder):
+    recorder = open_recorder()
     for step in range(100):
-        journal.write(step, {}, record(step))
-        assert len(journal.rows.pending) < 33
-    assert isinstance(journal.rows, RowLog)
+        recorder.write(step, {}, record(step))
+        assert len(recorder.recorder.arrays[ROWS].pending) < 33
+    assert isinstance(recorder.recorder.arrays[ROWS], RowLog)
 
 
-def test_tokens_do_not_break_the_table(open_journal, tmp_path):
-    open_journal(tokens=[0, 1, 2]).close()
+def test_tokens_do_not_break_the_table(open_recorder, tmp_path):
+    open_recorder(tokens=[0, 1, 2]).close()
     (path,) = tmp_path.glob("events.*")
     written = path.read_bytes().decode("latin1")
     for row in ("| named_0 | 0 | a&#124; |", "| named_1 | 1 | &#60;b&#62; |", "| named_2 | 2 | &#96;c |"):
         assert row in written
+
+
+class Memory(Writer):
+    """A writer as somebody else may add it."""
+
+    def __init__(self, folder, first_step, label=""):
+        self.seen = []
+
+    def scalars(self, step, values):
+        self.seen.append(("scalars", step, sorted(values)))
+
+    def histogram(self, step, tag, counts):
+        self.seen.append(("histogram", step, tag))
+
+
+def test_another_writer_is_a_class_and_a_name(tmp_path, monkeypatch):
+    monkeypatch.setitem(WRITERS, "memory", Memory)
+    config = {"log": {"tokens": [], "writers": ["memory"]}}
+    rows = Rows(TOKENS, FREQUENCIES, BANDS, ())
+    recorder = RunRecorder(tmp_path, 0, config, TiedEmbedding(V, 2), rows, untied_from=None, clusters=np.arange(2))
+    recorder.write(4, {"loss/train": 1.5}, record(4))
+    recorder.close()
+    (line,) = lines_of(tmp_path)
+    *histograms, scalars = recorder.recorder.writers[0].seen
+    assert histograms == [("histogram", 4, f"rows/{part}") for part in PARTS]
+    assert scalars == ("scalars", 4, sorted({*line} - {"step"}))
+    assert not list(tmp_path.glob("events.*"))
+
+
+@pytest.mark.parametrize("names", [("tensorboard", "tensorboard"), ("wandb",)])
+def test_writers_that_are_not_there_are_refused_by_field(names):
+    with pytest.raises(ConfigError, match=r"^log\.writers = "):
+        writers_of(names)
