@@ -17,6 +17,7 @@ from tied_lm.checks import ConfigError
 from tied_lm.config import build_run
 from tied_lm.data.stream import Batch, named_key
 from tied_lm.data.toy import ToyStream
+from tied_lm.train import evaluation
 from tied_lm.train.step import Trainer
 
 DATA = build_run(toy.get_config().to_dict()).data
@@ -140,14 +141,14 @@ def test_excess_of_the_law_is_zero_and_of_another_model_is_not(make_config):
     # One-hot vectors looked up, log-probabilities scored: the model that is the law.
     params = {"embedding": np.eye(32, dtype=np.float32), "output": np.log(law(32, 8, 0.25)).T.astype(np.float32)}
     trainer = Trainer(config, np.zeros(32, np.int32))
-    evaluation = trainer.evaluate(params, stream, 4096)
-    assert evaluation.tokens.sum() == 4096
-    assert 0 <= float(evaluation.excess.sum()) / 4096 < 1e-6
-    assert float(evaluation.law.sum()) == pytest.approx(float(evaluation.nll.sum()), abs=1e-2)
+    found = evaluation.evaluate(trainer, params, stream, 4096)
+    assert found.tokens.sum() == 4096
+    assert 0 <= float(found.excess.sum()) / 4096 < 1e-6
+    assert float(found.law.sum()) == pytest.approx(float(found.nll.sum()), abs=1e-2)
     # The loss itself is off the entropy by sampling noise.
-    assert abs(float(evaluation.nll.sum()) / 4096 - stream.entropy) > 1e-4
+    assert abs(float(found.nll.sum()) / 4096 - stream.entropy) > 1e-4
     other = params | {"output": params["output"] * 0.9}
-    assert float(trainer.evaluate(other, stream, 4096).excess.sum()) / 4096 > 1e-3
+    assert float(evaluation.evaluate(trainer, other, stream, 4096).excess.sum()) / 4096 > 1e-3
 
 
 def same(a, b):

@@ -10,6 +10,7 @@ from tests import tiny
 from tied_lm.data.toy import ToyStream
 from tied_lm.study.evaluation import evaluate
 from tied_lm.study.heldout import ClusterCount
+from tied_lm.train import evaluation
 from tied_lm.train.build import build_stream
 from tied_lm.train.loop import evaluation_scalars
 
@@ -59,7 +60,7 @@ def test_whole_sequences_give_the_t_interval_of_their_means(monkeypatch):
 def test_the_loss_is_that_of_the_run():
     trainer, params, stream = tiny.trainer_of(CONFIG), tiny.trajectory(CONFIG)[39].params, build_stream(CONFIG)
     found = evaluate(trainer, params, stream, 23)
-    scalars = evaluation_scalars(jax.device_get(trainer.evaluate(params, stream, 23)), stream)
+    scalars = evaluation_scalars(jax.device_get(evaluation.evaluate(trainer, params, stream, 23)), stream)
     assert found.eval_loss.mean == pytest.approx(scalars["loss/eval"], rel=1e-12)
     assert found.sequences == 5  # the last of three tokens
     assert found.perplexity is None  # it means nothing for this stream
@@ -81,7 +82,7 @@ def test_a_state_that_is_carried_on_makes_a_row_of_the_batches_one_sequence(tmp_
     trainer, stream = tiny.new_trainer(config), build_stream(config)
     params = trainer.init(np.uint32(0)).params
     found = evaluate(trainer, params, stream, 60)  # 4 batches of 3 rows
-    sums = jax.device_get(trainer.evaluate(params, stream.heldout_ahead(60), 60))
+    sums = jax.device_get(evaluation.evaluate(trainer, params, stream.heldout_ahead(60), 60))
     rows = np.asarray(sums.nll, np.float64).sum(axis=1).reshape(4, 3).sum(axis=0) / 20
     assert found.clusters == ClusterCount("lane", 3)
     assert found.eval_loss.ci95_heldout == pytest.approx(t_interval(rows), rel=1e-9)

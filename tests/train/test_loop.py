@@ -20,7 +20,7 @@ from tied_lm.checks import ConfigError
 from tied_lm.files import Damaged
 from tied_lm.record.runrecorder import RunRecorder
 from tied_lm.record.scalars import is_finished, read_metrics
-from tied_lm.train import loop
+from tied_lm.train import evaluation, loop
 from tied_lm.train.build import build_model, build_stream
 from tied_lm.train.loop import Interrupted
 
@@ -107,7 +107,7 @@ def test_held_out_scalars_are_those_of_their_step(whole):
     trainer, stream, states = tiny.trainer_of(CONFIG), build_stream(CONFIG), tiny.trajectory(CONFIG)
     run = open_run(whole)
     for step in tiny.EVALUATION_STEPS:
-        result = trainer.evaluate(states[step].params, stream, 23)
+        result = evaluation.evaluate(trainer, states[step].params, stream, 23)
         assert run.scalars("loss/eval")[step] == pytest.approx(float(np.sum(result.nll)) / 23, rel=1e-6)
         assert run.scalars("loss/excess")[step] == pytest.approx(float(np.sum(result.excess)) / 23, rel=1e-4)
         with run.heldout as heldout:
@@ -124,7 +124,7 @@ def test_held_out_scalars_are_those_of_their_step(whole):
         assert run.scalars("band/0/loss")[step] == pytest.approx(float(band), rel=1e-5)
     with run.probe as probe:
         for step in tiny.PROBE_STEPS:
-            expected = trainer.probe(states[step].params, stream, 17).stats.lookup
+            expected = evaluation.probe(trainer, states[step].params, stream, 17).stats.lookup
             np.testing.assert_allclose(probe.lookup.sel(step=step), expected, rtol=1e-5, atol=1e-8)
 
 
@@ -174,7 +174,7 @@ def test_scarce_text_is_used_as_far_as_it_goes(tmp_path):
     assert run.scalars("loss/eval")[39] < run.scalars("loss/eval")[0]
     assert set(run.scalars("probe/tokens").values()) == {20.0}
     trainer, stream = tiny.trainer_of(config), build_stream(config)
-    expected = trainer.probe(trainer.init(np.uint32(0)).params, stream.heldout_ahead(23), 20).stats
+    expected = evaluation.probe(trainer, trainer.init(np.uint32(0)).params, stream.heldout_ahead(23), 20).stats
     with run.probe as probe:
         np.testing.assert_array_equal(probe.scoring.sel(step=0), expected.scoring)
     # Letters of the held-out text lie in all bands, and ids that are no letters in none.

@@ -7,8 +7,10 @@ import pytest
 from tests import tiny
 from tied_lm import open_run
 from tied_lm.data.toy import ToyStream
+from tied_lm.model.embedding import account_of
 from tied_lm.model.schemes import SCHEMES
 from tied_lm.study.plan import Arm
+from tied_lm.train import evaluation
 from tied_lm.train.build import build_stream
 from tied_lm.train.loop import Interrupted
 from tied_lm.train.step import Trainer
@@ -158,7 +160,7 @@ def test_a_late_untie_is_compiled_once(tmp_path):
 def test_the_account_of_a_late_untie_is_of_two_matrices():
     config = config_of("late_untie")
     arm = Arm.of(config, ToyStream.build(config.data, 0))
-    assert arm.trainer.account()["vocabulary"] == 2 * 20 * 4
+    assert account_of(arm.trainer.model, arm.trainer.optimizer)["vocabulary"] == 2 * 20 * 4
     assert arm.trainer.model.untied_from == UNTIE
     assert arm.disk_bytes() > Arm.of(config_of("tied"), arm.stream).disk_bytes()
 
@@ -198,7 +200,7 @@ def test_evaluation_scores_as_the_model_does(name):
     params = jax.tree.map(
         lambda leaf: rng.standard_normal(leaf.shape).astype(np.float32), trainer.init(np.uint32(0)).params
     )
-    found = trainer.evaluate(params, stream, 10)  # one batch
+    found = evaluation.evaluate(trainer, params, stream, 10)  # one batch
     batch = stream.heldout(0)
     logits = np.asarray(trainer.model.apply({"params": params}, batch.inputs), np.float64)
     log_p = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))

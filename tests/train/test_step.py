@@ -9,8 +9,9 @@ import pytest
 from tests import tiny
 from tied_lm import loss_and_gradients, row_stats, split_gradients
 from tied_lm.checks import ConfigError
+from tied_lm.model.embedding import account_of
 from tied_lm.rows import PARTS, RowStats
-from tied_lm.train import loop
+from tied_lm.train import evaluation, loop
 from tied_lm.train.build import build_model, build_stream
 
 ARMS = {
@@ -214,7 +215,7 @@ def test_nothing_is_compiled_after_the_first_run(tmp_path, monkeypatch):
 def test_the_probe_is_the_split_of_all_its_tokens_at_once(name, tokens):
     arm = tiny.make_config(*ARMS[name])
     params = tiny.trajectory(arm)[20].params
-    probe = tiny.trainer_of(arm).probe(params, build_stream(arm), tokens)
+    probe = evaluation.probe(tiny.trainer_of(arm), params, build_stream(arm), tokens)
     inputs, targets = heldout_tokens(arm, tokens)
     split = _split_gradients(build_model(arm), params, inputs, targets)
     assert int(probe.tokens) == tokens
@@ -250,7 +251,7 @@ def test_evaluation_is_that_of_its_tokens(tying, tokens):
     config = tiny.make_config(f"model.tying={tying}")
     trainer, params = tiny.trainer_of(config), tiny.trajectory(config)[20].params
     directed = tiny.make_config(f"model.tying={tying}", "data.reversibility=0.3")
-    result = trainer.evaluate(params, build_stream(directed), tokens)
+    result = evaluation.evaluate(trainer, params, build_stream(directed), tokens)
     inputs, targets = heldout_tokens(directed, tokens)
     scoring = np.asarray(params["embedding" if tying == "tied" else "output"], np.float64)
     logits = np.asarray(params["embedding"], np.float64)[inputs] @ scoring.T
@@ -272,21 +273,21 @@ def test_scarce_text_is_evaluated_as_far_as_it_goes(tmp_path):
     assert stream.heldout_tokens == 20  # four windows, half a batch
     params = trainer.init(np.uint32(0)).params
     heldout_windows = stream.heldout_ahead(30)
-    result = trainer.evaluate(params, heldout_windows, 20)
+    result = evaluation.evaluate(trainer, params, heldout_windows, 20)
     assert result.excess is None
     assert result.law is None
     table = np.asarray(params["embedding"], np.float64)
     logp = log_softmax(table[heldout[:-1]] @ table.T)
     assert int(np.sum(result.tokens)) == 20
     assert float(np.sum(result.nll)) == pytest.approx(-np.sum(logp[np.arange(20), heldout[1:]]), rel=1e-5)
-    probe = trainer.probe(params, heldout_windows, 20)
+    probe = evaluation.probe(trainer, params, heldout_windows, 20)
     assert int(probe.tokens) == 20
     np.testing.assert_array_equal(probe.stats.target_count, np.bincount(heldout[1:], minlength=100))
 
 
 def test_the_account_counts_what_is_allocated(arm):
     trainer = tiny.trainer_of(arm)
-    state, account = trainer.init(np.uint32(0)), trainer.account()
+    state, account = trainer.init(np.uint32(0)), account_of(trainer.model, trainer.optimizer)
     assert account["parameter_bytes"] == sum(leaf.nbytes for _, leaf in leaves_by_path(state.params))
     assert account["optimizer_bytes"] == sum(leaf.nbytes for _, leaf in leaves_by_path(state.opt_state))
     assert account["total"] * 4 == account["parameter_bytes"]
@@ -308,7 +309,7 @@ def test_excess_is_the_divergence_from_the_law_in_each_context(tying, fields):
     config = tiny.make_config(f"model.tying={tying}", "scheme.soft_cap=2", "data.reversibility=0.4", *fields)
     trainer, rng = tiny.new_trainer(config), np.random.default_rng(0)
     params = jax.tree.map(lambda x: rng.normal(0, 1, x.shape).astype(np.float32), trainer.init(np.uint32(0)).params)
-    result = trainer.evaluate(params, build_stream(config), 200)
+    result = evaluation.evaluate(trainer, params, build_stream(config), 200)
     inputs, _ = heldout_tokens(config, 200)
     tables = {name: np.asarray(x, np.float64) for name, x in params.items()}
     logits = tables["embedding"][inputs] @ tables.get("output", tables["embedding"]).T

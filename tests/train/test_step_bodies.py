@@ -11,6 +11,7 @@ import pytest
 from tests import tiny
 from tied_lm.data.stream import named_key
 from tied_lm.model.split import backward, tables
+from tied_lm.train import evaluation
 from tied_lm.train.build import build_model, build_stream
 from tied_lm.train.loop import Interrupted
 
@@ -80,7 +81,9 @@ def test_dropout_is_that_of_its_seed_and_step_and_for_training_alone(name, tmp_p
     heldout = stream.heldout_ahead(40)
     carry = {} if heldout.warm_up is None else whole(model, params, heldout.warm_up)[1]
     exact, _ = loss(heldout.heldout(0), key, carry, False)
-    assert float(trainer.evaluate(params, heldout, 40).nll.sum()) == pytest.approx(40 * float(exact), rel=1e-5)
+    assert float(evaluation.evaluate(trainer, params, heldout, 40).nll.sum()) == pytest.approx(
+        40 * float(exact), rel=1e-5
+    )
 
 
 ROUND = 103 // 5  # windows of the training text
@@ -123,7 +126,9 @@ def test_evaluation_starts_from_a_warm_state_and_carries_it(tmp_path):
     trainer, stream, model = tiny.trainer_of(config), build_stream(config), build_model(config)
     params = advance(config, [39]).params
     assert stream.heldout_tokens == 80  # of 2 windows for each of 8 lanes
-    found = np.asarray(trainer.evaluate(params, stream.heldout_ahead(80), 80).nll).sum(axis=-1).reshape(2, 8)
+    found = (
+        np.asarray(evaluation.evaluate(trainer, params, stream.heldout_ahead(80), 80).nll).sum(axis=-1).reshape(2, 8)
+    )
     for lane, tokens in enumerate(expected_lanes(stream)):
         assert tokens.size == 16
         logits, _ = whole(model, params, np.asarray(tokens[None, :-1], np.int32))
@@ -145,4 +150,6 @@ def test_the_probe_starts_from_a_warm_state_and_carries_it(tmp_path):
         b = split(*heldout.heldout(jnp.int32(index))[:2], carry=carry)
         found, carry = [*found, tables(b).expected - tables(b).data], b.carry
     expected = np.linalg.norm(np.mean(found, axis=0), axis=-1)
-    np.testing.assert_allclose(trainer.probe(params, heldout, 80).stats.scoring, expected, rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(
+        evaluation.probe(trainer, params, heldout, 80).stats.scoring, expected, rtol=1e-4, atol=1e-7
+    )

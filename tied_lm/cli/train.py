@@ -15,6 +15,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     from tied_lm.config import build_run, digest
     from tied_lm.data.documents import told
     from tied_lm.data.sources import with_vocabulary
+    from tied_lm.model.embedding import count_parameters
     from tied_lm.record.scalars import is_finished
     from tied_lm.study.plan import Arm
     from tied_lm.train.build import build_stream
@@ -44,7 +45,8 @@ def main(arguments: list[str], stop: threading.Event) -> None:
             finally:
                 progress.close()
     last = open_run(place).last()
-    print(f"{config.model.tying}, {arm.trainer.account()['total']:,} parameters, after {config.train.steps:,} updates:")
+    parameters = count_parameters(arm.trainer.model)["total"]
+    print(f"{config.model.tying}, {parameters:,} parameters, after {config.train.steps:,} updates:")
     for tag, words in {
         "loss/eval": "held-out loss, nats a token",
         "loss/perplexity": "perplexity",

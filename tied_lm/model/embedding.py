@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import optax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
@@ -245,3 +246,15 @@ def count_parameters(model: VocabularyModel) -> dict[str, int]:
     body = sum(leaf.size for leaf in jax.tree.leaves(params.get("body", {})))
     saved = 2 * model.vocab_size * model.features - (total - body)
     return {"vocabulary": total - body, "body": body, "total": total, "saved": saved}
+
+
+def account_of(model: VocabularyModel, optimizer: optax.GradientTransformation) -> dict[str, int]:
+    """Numbers of parameters, and the bytes of the parameters and of the optimizer's state. Nothing is allocated."""
+    ids = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    params: PyTree = jax.eval_shape(model.init, jax.random.key(0), ids)["params"]
+
+    def size(tree: PyTree) -> int:
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+    moments = jax.eval_shape(optimizer.init, params)
+    return count_parameters(model) | {"parameter_bytes": size(params), "optimizer_bytes": size(moments)}

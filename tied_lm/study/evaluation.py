@@ -10,6 +10,7 @@ from tied_lm import bands
 from tied_lm.data.sources import Stream
 from tied_lm.intervals import HeldoutEstimate
 from tied_lm.study.heldout import ClusterCount, Heldout, Measures
+from tied_lm.train import evaluation
 from tied_lm.train.step import Trainer
 
 
@@ -35,7 +36,7 @@ def evaluate(trainer: Trainer, params: PyTree, stream: Stream, tokens: int) -> E
     Args:
         tokens: how many held-out tokens; no more than there are.
     """
-    sums = jax.device_get(trainer.evaluate(params, stream.heldout_ahead(tokens), tokens))
+    sums = jax.device_get(evaluation.evaluate(trainer, params, stream.heldout_ahead(tokens), tokens))
     found = Heldout.of_evaluation(sums, stream.heldout_clusters(tokens))
     return Evaluated(
         **vars(found.measures(stream.perplexity)),

@@ -16,6 +16,7 @@ from tied_lm.config import Comparison, Optimizer, flatten, to_dict
 from tied_lm.data.documents import Account
 from tied_lm.files import Damaged, read_json, write_json
 from tied_lm.intervals import COSINE, SHARE, Difference, Estimate, HeldoutEstimate, Scale, summarize
+from tied_lm.model.embedding import account_of, count_parameters
 from tied_lm.record.reader import Run
 from tied_lm.study.caveats import caveats
 from tied_lm.study.heldout import ClusterCount, Heldout, Measures
@@ -52,7 +53,7 @@ class ArmSummary(Measures):
     """What is said of one arm. Fields with a default are those that older summaries lack."""
 
     parameters: int
-    account: dict[str, int]  # see `Trainer.account`
+    account: dict[str, int]  # see `model.embedding.account_of`
     tied: bool
     body: str
     clipped: float  # share of the updates
@@ -172,7 +173,8 @@ def summarize_comparison(
         arms={name: _arm(name, arms[name], of_arm, heldout[name]) for name, of_arm in runs.items()},
         baseline=baseline,
         diverged={
-            name: DivergedArm(reason, arms[name].trainer.account()["total"]) for name, reason in diverged.items()
+            name: DivergedArm(reason, count_parameters(arms[name].trainer.model)["total"])
+            for name, reason in diverged.items()
         },
         differences={
             name: heldout[name].less(heldout[baseline]).difference(comparison.margin, len(others)) for name in others
@@ -195,7 +197,8 @@ def _looks(before: Summary | None, seeds: int) -> tuple[int, ...]:
 
 
 def _arm(name: str, arm: Arm, runs: Sequence[Run], heldout: Heldout) -> ArmSummary:
-    tied, account, last = arm.trainer.model.untied_from is None, arm.trainer.account(), [run.last() for run in runs]
+    tied, last = arm.trainer.model.untied_from is None, [run.last() for run in runs]
+    account = account_of(arm.trainer.model, arm.trainer.optimizer)
     return ArmSummary(
         **vars(heldout.measures(arm.stream.perplexity)),
         parameters=account["total"],

@@ -10,6 +10,7 @@ from jaxtyping import Float
 
 from tied_lm.files import write_json
 from tied_lm.intervals import Crossed, Difference, Estimate, HeldoutEstimate
+from tied_lm.model.embedding import count_parameters
 from tied_lm.study.ownbest import at_own_best, difference
 from tied_lm.study.summary import Summary, read_summary
 from tied_lm.study.sweep import Point, Sweep
@@ -44,7 +45,7 @@ class PointResult:
             index=point.index,
             folder=point.place.name,
             settings=point.settings,
-            parameters={name: arm.trainer.account()["total"] for name, arm in arms.items()},
+            parameters={name: count_parameters(arm.trainer.model)["total"] for name, arm in arms.items()},
             diverged={name: arm.reason for name, arm in summary.diverged.items()},
             eval_loss={name: summary.arms[name].eval_loss if name in summary.arms else None for name in arms},
             differences={

@@ -21,6 +21,7 @@ from tied_lm.record.rowtags import Rows
 from tied_lm.record.runrecorder import RunRecorder
 from tied_lm.record.scalars import is_finished
 from tied_lm.record.slots import Evaluation, Probe, Records
+from tied_lm.train import evaluation as programs
 from tied_lm.train.background import Background
 from tied_lm.train.calendar import Schedule
 from tied_lm.train.checkpoint import METRIC, Checkpoints
@@ -218,9 +219,9 @@ class _Loop:
         evaluation = probe = None
         called = time.perf_counter()
         if step in schedule.evaluations:
-            evaluation = self.trainer.evaluate(params, heldout, self._held(self.config.data.eval_tokens))
+            evaluation = programs.evaluate(self.trainer, params, heldout, self._held(self.config.data.eval_tokens))
         if step in schedule.probes:
-            probe = self.trainer.probe(params, heldout, self._held(self.config.log.probe_tokens))
+            probe = programs.probe(self.trainer, params, heldout, self._held(self.config.log.probe_tokens))
         # Copied, since the dispatch that follows is given the state's own arrays to overwrite.
         window = jax.tree.map(jnp.copy, self.state.window) if step in schedule.scalars else None
         return Due(window, evaluation, probe, called)
