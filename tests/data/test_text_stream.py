@@ -218,6 +218,7 @@ def test_what_is_unknown_of_text(count_up):
 @pytest.mark.parametrize(
     ("tokenizer", "vocab_size", "perplexity"), [("bytes", 256, False), ("bpe", 280, True), ("words", 7, True)]
 )
+@pytest.mark.untyped
 def test_text_to_ids_and_back(tmp_path, tokenizer, vocab_size, perplexity):
     (tmp_path / "one").write_text("the cat sat on mat\n" * 200)
     s = stream(tmp_path / "one", tokenizer=tokenizer, vocab_size=vocab_size)
