@@ -176,3 +176,17 @@ def test_a_worker_that_is_killed_is_told_by_its_signal():
     ]
     run_workers([command], 1, threading.Event(), lambda part, problem: told.append((part, problem)))
     assert told == [(0, "ended by SIGKILL")]
+
+
+def test_no_point_leaves_its_programs_to_the_next(tmp_path, here, monkeypatch):
+    kept = []
+
+    def train(place, plan, stop, start):
+        arm = plan.arms["tied"]
+        arm.trainer.init(0)
+        kept.append(type(arm.trainer).init._cache_size())
+
+    monkeypatch.setattr("tied_lm.study.comparison.complete", train)
+    _, err = here(f"--workdir={tmp_path / 'sweep'}", *SHORT, "--grid", "model.features=3,4,5")
+    assert "0 of 3 points are complete" in err
+    assert kept[1:] == [1, 1]

@@ -8,7 +8,7 @@ import tensorstore as ts
 import xarray as xr
 import zarr
 
-from tied_lm.record.history import STEPS_IN_BLOCK, STEPS_IN_CHUNK, RowLog
+from tied_lm.record.history import STEPS_IN_CHUNK, RowLog
 
 V = 7
 FIELDS = {"a": {"units": "nats"}, "b": {}}
@@ -86,12 +86,12 @@ def test_blocks_of_any_size_across_chunk_borders(folder, block):
 
 def test_what_is_not_flushed_is_written_once_a_chunk_is_full(folder):
     log = open_log(folder)
-    fill(log, range(STEPS_IN_BLOCK - 1))
+    fill(log, range(STEPS_IN_CHUNK - 1))
     assert_holds(folder, [])
-    fill(log, [STEPS_IN_BLOCK - 1, STEPS_IN_BLOCK])
-    assert_holds(folder, range(STEPS_IN_BLOCK))
+    fill(log, [STEPS_IN_CHUNK - 1, STEPS_IN_CHUNK])
+    assert_holds(folder, range(STEPS_IN_CHUNK))
     log.flush()
-    assert_holds(folder, range(STEPS_IN_BLOCK + 1))
+    assert_holds(folder, range(STEPS_IN_CHUNK + 1))
 
 
 def test_vocabularies_larger_than_a_chunk(folder, monkeypatch):

@@ -78,6 +78,8 @@ def _start_of(point: str, progress: "Progress") -> Callable[[str, int], Callable
 
 def _do(points: "list[Point]", stop: threading.Event) -> dict[str, str]:
     """Do points one after the other; the names of those that failed, and why."""
+    import jax
+
     from tied_lm.cli.progress import Progress
     from tied_lm.files import Damaged
     from tied_lm.study.comparison import complete, read_diverged
@@ -94,6 +96,9 @@ def _do(points: "list[Point]", stop: threading.Event) -> dict[str, str]:
                 failed[name] = str(error)
             for arm, reason in read_diverged(point.place).items():
                 tell(f"{name}: {arm} diverged ({reason})")
+            # No other point has these programs. Kept, those of some thousand points would use up the 65,530 mappings of
+            # memory that Linux allows a process, and the compiler would crash.
+            jax.clear_caches()
     finally:
         progress.close()
     return failed

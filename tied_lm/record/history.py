@@ -14,8 +14,7 @@ from jaxtyping import Float, Num
 
 from tied_lm.files import AGAIN, Damaged, checksum, refused, replace, sync_folders
 
-STEPS_IN_CHUNK = 64
-STEPS_IN_BLOCK = 32  # written at once; half a chunk, to hold less in memory
+STEPS_IN_CHUNK = 32  # held in memory until they are full, so that most are written once
 TOKENS_IN_CHUNK = 4096
 STRINGS = "strings"
 
@@ -103,8 +102,8 @@ def readable(folder: Path) -> Iterator[None]:
 class RowLog:
     """Arrays (step, token), one for each field, and the coordinates `step` and `token`; or over another dimension.
 
-    Records are written in blocks. The group's metadata, which hold the shapes, are replaced in one go, once the records
-    are there, so that a reader never sees arrays of different lengths.
+    Records are written chunk by chunk. The group's metadata, which hold the shapes, are replaced in one go, once the
+    records are there, so that a reader never sees arrays of different lengths.
     """
 
     def __init__(
@@ -240,9 +239,9 @@ class RowLog:
         replace(self.folder / "zarr.json", json.dumps(group).encode())
 
     def append(self, step: int, row_values: Mapping[str, Float[np.ndarray, "V"]]) -> None:
-        """Add the record of a step; it is on disk after the next `flush`, or once a block is full."""
+        """Add the record of a step; it is on disk after the next `flush`, or once a chunk is full."""
         self.pending.append((step, dict(row_values)))
-        if (self.length + len(self.pending)) % STEPS_IN_BLOCK == 0:
+        if (self.length + len(self.pending)) % STEPS_IN_CHUNK == 0:
             self.flush()
 
     def flush(self) -> None:
@@ -271,7 +270,7 @@ class RowLog:
             writes.append(array[start:end].write(block))
         for write in writes:
             write.result()
-        if start // STEPS_IN_CHUNK != (end - 1) // STEPS_IN_CHUNK or start % STEPS_IN_CHUNK == 0:
+        if start % STEPS_IN_CHUNK == 0:
             sync_folders(self.folder)  # new ones: tensorstore waits for files, and for their names
         self.length, self.pending = end, []
         self._publish()

@@ -14,7 +14,7 @@ from tied_lm.bands import NAMES
 from tied_lm.checks import ConfigError
 from tied_lm.config import Config, to_dict
 from tied_lm.record.histogram import BINS
-from tied_lm.record.history import STEPS_IN_BLOCK, TOKENS_IN_CHUNK
+from tied_lm.record.history import STEPS_IN_CHUNK, TOKENS_IN_CHUNK
 from tied_lm.rows import PARTS, RowStats, shown_by_group
 from tied_lm.train.calendar import Schedule
 
@@ -120,7 +120,7 @@ def disk_bytes(trainer: "Trainer", token_strings: Sequence[str]) -> int:
     def arrays(records: int, fields: int, size: int) -> int:
         """A zarr group: its records, what it says of each row, and its metadata, once more while they are replaced."""
         chunks = -(-size // TOKENS_IN_CHUNK)
-        blocks = records // STEPS_IN_BLOCK + 1 + len(schedule.checkpoints)  # each a file, in a folder perhaps
+        blocks = records // STEPS_IN_CHUNK + 1 + len(schedule.checkpoints)  # each a file, in a folder perhaps
         values = (fields + 1) * (4 * size * records + 2 * CLUSTER * chunks * min(records, blocks))
         described = 3 * (8 * size + 2 * CLUSTER * chunks) + (fields + 4) * 3 * CLUSTER
         strings = sum(len(json.dumps(text)) + 2 for text in token_strings)
