@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 
 from tests.study.summaries import summary
+from tied_lm import TiedEmbedding
 from tied_lm.intervals import Crossed, Difference, HeldoutEstimate, outcome, summarize
 from tied_lm.study.heldout import ClusterCount
 from tied_lm.study.ownbest import interval
@@ -154,7 +155,7 @@ class Planned:
 
     def __init__(self, index, arms):
         self.index, self.place, self.settings = index, Path(f"{index}"), {WIDTH: index}
-        trainer = SimpleNamespace(account=lambda: {"total": 10})
+        trainer = SimpleNamespace(model=TiedEmbedding(5, 2))
         self.plan = SimpleNamespace(arms=dict.fromkeys(arms, SimpleNamespace(trainer=trainer)))
 
 
