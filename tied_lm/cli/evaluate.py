@@ -12,7 +12,11 @@ from tied_lm.cli.command import Parser, check_path, set_up_jax, tell
 from tied_lm.tokenstring import printable
 
 if TYPE_CHECKING:
+    from jaxtyping import PyTree
+
+    from tied_lm.data.sources import Stream
     from tied_lm.study.evaluation import Evaluated
+    from tied_lm.train.step import Trainer
 
 BOUNDS = {
     "tokens": (1, 10**9),
@@ -80,15 +84,12 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     flags = _parse(arguments)
     _check_folder(flags.run)
 
-    import jax.numpy as jnp
     import numpy as np
 
     from tied_lm import open_run
     from tied_lm.config import differing_fields
-    from tied_lm.data.stream import named_key
     from tied_lm.files import read_json
     from tied_lm.folder import CONFIG
-    from tied_lm.model import sampling
     from tied_lm.study.evaluation import evaluate
     from tied_lm.study.plan import Arm
     from tied_lm.train.build import build_stream
@@ -115,8 +116,8 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     state = checkpoints.restore(fresh, step=step, config=read_json(flags.run / CONFIG, "restore it"))
     assert state is not None  # there is one of this step
 
-    trained, longest = config.data.length, (1 if prompt is None else len(prompt)) + flags.length - 1
-    window = flags.window or (None if trainer.stateful else trained)
+    longest = (1 if prompt is None else len(prompt)) + flags.length - 1
+    window = flags.window or (None if trainer.stateful else config.data.length)
     check_sampling(config, flags.samples, min(window or longest, longest))
 
     wanted = flags.tokens or config.data.eval_tokens
@@ -125,6 +126,30 @@ def main(arguments: list[str], stop: threading.Event) -> None:
         tell(f"--tokens={wanted:,}: the held-out text has whole sequences of {tokens:,} only; all of these are used")
     print(f"{printable(str(flags.run))} after {step:,} updates: {config.model.tying}, body {config.model.body}")
     print(_told(evaluate(trainer, state.params, stream, tokens)))
+
+    _sample(flags, trainer, state.params, stream, prompt, longest, window)
+
+
+def _sample(
+    flags: argparse.Namespace,
+    trainer: "Trainer",
+    params: "PyTree",
+    stream: "Stream",
+    prompt: list[int] | None,
+    longest: int,
+    window: int | None,
+) -> None:
+    """Draw texts and show them.
+
+    Args:
+        longest: tokens before the last one of a text.
+        window: with how many tokens before it a token is scored; all of them where it is None.
+    """
+    import jax.numpy as jnp
+    import numpy as np
+
+    from tied_lm.data.stream import named_key
+    from tied_lm.model import sampling
 
     temperature = 0.0 if flags.greedy else flags.temperature
     count = flags.samples if temperature or prompt is None else min(flags.samples, 1)  # the others would be the same
@@ -135,8 +160,8 @@ def main(arguments: list[str], stop: threading.Event) -> None:
         prompts = sampling.first_tokens(stream.frequencies, count, named_key(flags.seed, "prompts"))
     else:
         prompts = jnp.tile(jnp.asarray(prompt, jnp.int32), (count, 1))
-    texts = sampling.sample(trainer.model, state.params, prompts, flags.length, key, temperature, flags.top_k, window)
-    most = min(window or longest, longest)
+    texts = sampling.sample(trainer.model, params, prompts, flags.length, key, temperature, flags.top_k, window)
+    most, trained = min(window or longest, longest), trainer.config.data.length
     if trainer.model.body is not None and longest > min(most, trained):
         scored = f"Each token is scored with up to {most} tokens before it; the model was trained on {trained}"
         print(f"\n{scored}{' at a time, with the state of those before' if trainer.stateful else ''}.")
