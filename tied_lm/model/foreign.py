@@ -1,32 +1,29 @@
 """The split of any model's table by its uses: what lookup, scoring and all else ask of each row.
 
-A use is gated: it hands the table on as it is, and multiplies the cotangent that passes back by a number. So loss and
-gradient are those of the unedited model, whatever happens to the table on its way to the use (a cast, a box, a scan, a
-normalisation), and the gradient in the table is linear in the gates a and b:
+The uses are found in the program of the loss (`program`), whatever library wrote it. Each is gated: the gate hands the
+table on as it is, and multiplies the cotangent that passes back by a number. So loss and gradient are those of the
+unedited model, whatever happens to the table on its way to the use (a cast, a box, a scan, a normalisation), and the
+gradient in the table is linear in the gates a, b and c:
 
-    G(a, b) = a lookup + b scoring + other.
+    G(a, b, c) = a lookup + b scoring + c other.
 
-At a = b = 1 it is autodiff's gradient, and its derivatives are lookup and scoring. `other` is the gradient with both
-uses cut off, so nothing is subtracted. There is one backward pass: only what lies between a use and the parameter is
-done again, and the gradient with the uses cut off is a constant 0 unless there is some other use.
+At 1 it is autodiff's gradient, and its derivatives are the parts: nothing is subtracted. There is one backward pass:
+only what lies between a use and the parameter is done again.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float, PyTree
 
 from tied_lm.model.arguments import check_table
+from tied_lm.model.program import Use, find_uses, told
+from tied_lm.model.replay import replay
 from tied_lm.rows import UseStats, statistics
 
-# Programs traced earlier know nothing of the gates. A context of its own keeps a trace from using them again.
-_trace_of = jax.make_user_context(None)
+KINDS = ("lookup", "scoring", "other")
 
 
 class UseSplit(NamedTuple):
@@ -39,6 +36,7 @@ class UseSplit(NamedTuple):
     other: Float[Array, "*L V D"]
     total: Float[Array, "*L V D"]
     aux: Any = None
+    uses: tuple[Use, ...] = ()
 
     def stats(self) -> UseStats:
         """Statistics of the rows."""
@@ -85,40 +83,40 @@ def split_embed_gradients(
     *,
     table: str,
     head: str | None = None,
+    uses: Mapping[str, str] | None = None,
     has_aux: bool = False,
 ) -> UseSplit:
-    """The split of a Linen model that looks up with `nn.Embed`, as dense tables, for study.
+    """The split of a model written with any library of JAX, as dense tables, for study.
 
     Args:
-        loss_fn: params -> loss, or (loss, aux) with `has_aux`; it applies the model, in any way.
-        params: nested dicts of arrays, boxed (`nn.Partitioned`) or not.
-        table: path of the embedding parameter, such as "token_embed/embedding". Lookups are calls of `nn.Embed`, of
-            which there may be several, scorings are calls of its `attend`; what else reaches the table, an L2 term or
-            the parameter used directly, is `other`.
+        loss_fn: params -> loss, or (loss, aux) with `has_aux`; any differentiable JAX program.
+        params: a pytree of arrays of floats: nested dicts, boxed (`nn.Partitioned`) or not, an NNX state, a module.
+        table: path of the embedding parameter, such as "token_embed/embedding". Rows that are gathered by ids are
+            lookups, also as the product of a one-hot matrix; products over the features are scorings; what no longer
+            has the axis of the rows, such as an L2 term, is `other`.
         head: path of the matrix that scores in an untied model: a kernel (D, V), whose gradient is transposed, or an
             embedding (V, D). All of its gradient is `scoring`.
+        uses: kinds (lookup, scoring, other) of uses that cannot be told, by name of a function with a derivative of
+            its own, such as {"fused_cross_entropy": "scoring"}, or by line, such as {"model.py:12": "lookup"}.
 
-    Returns tables in the units of loss / parameter, float32 or wider; (L, V, D) if L layers of a scan have one each.
+    Returns tables in the units of loss / parameter, float32 or wider; (L, V, D) if L layers of a scan have one each;
+    and the uses that were found.
 
     Raises:
         KeyError: there is no such parameter; the message lists the embedding tables there are.
-        ValueError: no `nn.Embed` looked the table up, the shapes of table and head differ, or the loss contains
-            gradients in the table, as a gradient penalty does.
+        ValueError: nothing looks up or scores with the table; a use of it cannot be told and is not named: rows that
+            are gathered and reach the loss through no product with a parameter (they may be the targets', scored), a
+            product over the rows of what is not one-hot, a function with a derivative of its own, an activation that
+            the table meets otherwise; `uses` names no use; or the shapes of table and head differ.
     """
-    leaves, structure = jax.tree.flatten(params)
-    paths = [table] if head is None else [table, head]
-    index = [_index(params, path) for path in paths]
+    at_table, at_head = _index(params, table), None if head is None else (head, _index(params, head))
 
-    def split(leaves: list[Array]) -> UseSplit:
-        def loss_of(chosen: list[Array]) -> Any:
-            new = dict(enumerate(leaves)) | dict(zip(index, chosen, strict=True))
-            return loss_fn(jax.tree.unflatten(structure, new.values()))
-
-        value, parts, other_VxD = _by_use(loss_of, [leaves[i] for i in index], 0, table, has_aux)
+    def split(params: PyTree) -> UseSplit:
+        value, parts, other_VxD, found = _by_use(loss_fn, params, at_table, table, has_aux, uses or {})
         loss, aux = value if has_aux else (value, None)
-        return _split(loss, parts, other_VxD, 0, None if head is None else (head, 1))._replace(aux=aux)
+        return _split(loss, parts, other_VxD, at_table, at_head)._replace(aux=aux, uses=found)
 
-    return jax.jit(split)(leaves)  # compiled once, where operations one by one would each be
+    return jax.jit(split)(params)  # compiled once, where operations one by one would each be
 
 
 def embed_loss_and_gradients(
@@ -127,6 +125,7 @@ def embed_loss_and_gradients(
     *,
     table: str,
     head: str | None = None,
+    uses: Mapping[str, str] | None = None,
     has_aux: bool = False,
     rows: bool = True,
 ) -> tuple[Any, PyTree, UseStats | None]:
@@ -138,7 +137,7 @@ def embed_loss_and_gradients(
     if not rows:
         return *jax.value_and_grad(loss_fn, has_aux=has_aux)(params), None
     at_table, at_head = _index(params, table), None if head is None else (head, _index(params, head))
-    value, parts, other_VxD = _by_use(loss_fn, params, at_table, table, has_aux)
+    value, parts, other_VxD, _ = _by_use(loss_fn, params, at_table, table, has_aux, uses or {})
     return value, parts.total, _split(value, parts, other_VxD, at_table, at_head).stats()
 
 
@@ -158,34 +157,6 @@ def _gate_jvp(primals: tuple[Array, Array], tangents: tuple[Any, Any]) -> tuple[
 _gate.defjvp(_gate_jvp, symbolic_zeros=True)
 
 
-@contextmanager
-def _gated(lookup: Callable[[Array], Array], scoring: Callable[[Array], Array], looked_up: set[str]) -> Iterator[None]:
-    """Put a gate before each use of an `nn.Embed`, and note the paths of those that look up."""
-    gates = {"__call__": lookup, "attend": scoring}
-    ungated: dict[int, Array] = {}
-
-    def intercept(use: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
-        module, method = context.module, context.method_name
-        if not isinstance(module, nn.Embed) or method not in gates or "embedding" not in vars(module):
-            return use(*args, **kwargs)
-        # A subclass may call one use from within the other: the inner one counts.
-        before = module.embedding
-        outermost = id(module) not in ungated
-        own = ungated.setdefault(id(module), before)
-        object.__setattr__(module, "embedding", gates[method](own))  # modules are frozen
-        if method == "__call__":
-            looked_up.add("/".join(module.path))
-        try:
-            return use(*args, **kwargs)
-        finally:
-            object.__setattr__(module, "embedding", before)
-            if outermost:
-                del ungated[id(module)]
-
-    with nn.intercept_methods(intercept), _trace_of(object()):
-        yield
-
-
 class _Parts(NamedTuple):
     """Gradients of some parameters, by use."""
 
@@ -195,52 +166,62 @@ class _Parts(NamedTuple):
 
 
 def _by_use(
-    loss_fn: Callable[[PyTree], Any], params: PyTree, index: int, table: str, has_aux: bool
-) -> tuple[Any, _Parts, Array]:
-    """The value of loss_fn, its gradients by use, and `other` of the table, which is one of the leaves."""
-    looked_up: set[str] = set()
+    loss_fn: Callable[[PyTree], Any], params: PyTree, index: int, table: str, has_aux: bool, uses: Mapping[str, str]
+) -> tuple[Any, _Parts, Array, tuple[Use, ...]]:
+    """The value of loss_fn, its gradients by use, `other` of the table, which is one of the leaves, and its uses."""
     leaves, structure = jax.tree.flatten(params)
+    closed, shape = jax.make_jaxpr(lambda *leaves: loss_fn(jax.tree.unflatten(structure, leaves)), return_shape=True)(
+        *leaves
+    )
+    found = find_uses(closed, index, leaves[index].ndim - 2, uses)
+    _check_uses(found, table)
 
-    def gated(lookup: Array, scoring: Array, params: PyTree) -> Any:
-        with _gated(partial(_gate, factor=lookup), partial(_gate, factor=scoring), looked_up):
-            return loss_fn(params)
+    def gated(params: PyTree, gates: dict[str, Array]) -> Any:
+        def gate(x: Array, use: str) -> Array:
+            return _gate(x, gates[use])
 
-    def uses_cut_off(leaf: Array) -> Any:
-        with _gated(lax.stop_gradient, lax.stop_gradient, looked_up):
-            value = loss_fn(jax.tree.unflatten(structure, [*leaves[:index], leaf, *leaves[index + 1 :]]))
-        return value[0] if has_aux else value
+        outs = replay(closed.jaxpr, closed.consts, jax.tree.leaves(params), gate, found)
+        return jax.tree.unflatten(jax.tree.structure(shape), outs)
 
-    def gradients(lookup: Array, scoring: Array) -> tuple[PyTree, Any]:
-        value, gradients = jax.value_and_grad(partial(gated, lookup, scoring), has_aux=has_aux)(params)
-        return gradients, value
+    def gradients(gates: dict[str, Array]) -> tuple[list[PyTree], Any]:
+        value, gradients = jax.value_and_grad(gated, has_aux=has_aux)(params, gates)
+        return [gradients], value
 
-    def with_scoring(lookup: Array) -> tuple[tuple[PyTree, PyTree], Any]:
-        total, scoring, value = jax.jvp(partial(gradients, lookup), (one,), (one,), has_aux=True)
-        return (total, scoring), value
+    def with_part(inner: Callable[..., Any], use: str) -> Callable[..., Any]:
+        """The derivative in the gate of a use, which is its part, beside what there is already."""
 
-    one = jnp.float32(1)
-    _check_value(partial(gated, params=params))
-    _check_lookups(looked_up, table)
-    (total, scoring), (lookup, _), value = jax.jvp(with_scoring, (one,), (one,), has_aux=True)
-    return value, _Parts(total, lookup, scoring), jax.grad(uses_cut_off)(leaves[index])
+        def both(gates: dict[str, Array]) -> tuple[list[PyTree], Any]:
+            one = gates[use]
+            parts, moved, value = jax.jvp(lambda gate: inner(gates | {use: gate}), (one,), (one,), has_aux=True)
+            return [*parts, moved[0]], value
 
+        return both
 
-def _check_value(value: Callable[[Array, Array], Any]) -> None:
-    """Trace, and refuse a value that depends on the gates."""
-    try:
-        jax.eval_shape(jax.vmap(value, out_axes=None), jnp.zeros(1), jnp.zeros(1))
-    except ValueError as error:
-        if "out_axes" not in str(error):
-            raise
-        raise ValueError("loss_fn is itself made of gradients in the table: what reaches it has no use") from error
+    compute: Callable[..., Any] = gradients
+    present = [kind for kind in KINDS if any(use.kind == kind for use, _ in found.values())]
+    for kind in present:
+        compute = with_part(compute, kind)
+    (total, *by_use), value = compute(dict.fromkeys(KINDS, jnp.float32(1)))
+    zeros = jax.tree.map(jnp.zeros_like, total)
+    of = dict.fromkeys(KINDS, zeros) | dict(zip(present, by_use, strict=True))
+    other = jax.tree.leaves(of["other"])[index]
+    return value, _Parts(total, of["lookup"], of["scoring"]), other, tuple(use for use, _ in found.values())
 
 
-def _check_lookups(looked_up: set[str], table: str) -> None:
-    owner = "/" + table.rpartition("/")[0]
-    # The params of the model may be a part of those given, so the path of the module may be the end of the table's.
-    if not any(not path or owner.endswith(f"/{path}") for path in looked_up):
-        seen = ", ".join(sorted(path or "the model itself" for path in looked_up)) or "nowhere"
-        raise ValueError(f"no nn.Embed looked up {table!r} while loss_fn ran; nn.Embed was called at: {seen}")
+def _check_uses(found: Mapping[Any, tuple[Use, Any]], table: str) -> None:
+    """Refuse what cannot be told, and a table without lookup and scoring."""
+    for use, _ in found.values():
+        if use.kind == "unclear":
+            raise ValueError(
+                f"{use.name} of {use.shape} at {use.source} is a use of {table!r} that cannot be told: {use.why}; "
+                f'name it, as in uses={{"{use.source}": "lookup"}}, or "scoring" or "other"'
+            )
+    if not any(use.kind in ("lookup", "scoring") for use, _ in found.values()):
+        raise ValueError(
+            f"nothing looks up or scores with {table!r} in the program of loss_fn; found: {told(found)}. In NNX give "
+            "the state, as in nnx.split(model, nnx.Param, ...); a fused call is named by uses=; a loss of two tables "
+            "takes split_table_gradients"
+        )
 
 
 def _split(value: Any, parts: _Parts, other_VxD: Array, table: int, head: tuple[str, int] | None) -> UseSplit:
@@ -263,7 +244,12 @@ def _split(value: Any, parts: _Parts, other_VxD: Array, table: int, head: tuple[
 
 def _index(params: PyTree, path: str) -> int:
     """Where a parameter of rank 2 or more stands among the leaves."""
-    paths = ["/".join(str(k.key) for k in keys if hasattr(k, "key")) for keys, _ in jax.tree.leaves_with_path(params)]
+
+    def name(keys: tuple[Any, ...]) -> str:
+        words = (str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", "")))) for k in keys)
+        return "/".join(word for word in words if word not in ("value", "raw_value"))  # of a box or a variable
+
+    paths = [name(keys) for keys, _ in jax.tree.leaves_with_path(params)]
     leaves = jax.tree.leaves(params)
     if path in paths and leaves[paths.index(path)].ndim >= 2:
         return paths.index(path)

@@ -1,0 +1,143 @@
+"""The uses of a table in programs of every make, against the definition: one argument of the loss for each use."""
+
+import flax.nnx as nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from tests.linen import IDS, TARGETS, D, V, assert_close, cross_entropy, jit
+from tied_lm import split_embed_gradients
+
+RNG = np.random.default_rng(0)
+TABLE, DENSE = RNG.standard_normal((V, D)), RNG.standard_normal((D, D)) / D
+
+
+def in_blocks(h, table):
+    """Logits of a few rows at a time."""
+    padded = jnp.pad(table, ((0, 1), (0, 0))).reshape(4, 3, D)
+    _, blocks = lax.scan(lambda _, block: (None, h @ block.T), None, padded)
+    return jnp.moveaxis(blocks, 0, -2).reshape(*h.shape[:-1], 12)[..., :V]
+
+
+SCORINGS = {
+    "transposed": lambda h, table: h @ table.T,
+    "einsum": lambda h, table: jnp.einsum("vd,bld->blv", table, h),
+    "remat in scan": lambda h, table: lax.map(jax.checkpoint(lambda x: x @ table.T), h),
+    "blocks": in_blocks,
+    "normalised": lambda h, table: h @ (table / jnp.linalg.norm(table, axis=-1, keepdims=True)).T,
+    "centred": lambda h, table: h @ (table - table.mean(0)).T,
+    "capped": lambda h, table: 3 * jnp.tanh(jnp.dot(h, table.T, preferred_element_type=h.dtype) / 3),
+}
+LOOKUPS = {
+    "index": lambda table: table[IDS],
+    "take": lambda table: jnp.take(table * D**0.5, IDS, axis=0),
+    "one-hot": lambda table: jax.nn.one_hot(IDS, V, dtype=table.dtype) @ table,
+    "compared": lambda table: (IDS[..., None] == jnp.arange(V)).astype(table.dtype) @ table,
+    "one by one": lambda table: lax.map(lambda ids: lax.map(lambda i: table[i], ids), jnp.asarray(IDS)),
+}
+
+
+@pytest.mark.parametrize(
+    ("look_up", "score"), [(name, "transposed") for name in LOOKUPS] + [("index", name) for name in SCORINGS]
+)
+def test_each_use_against_an_argument_of_its_own(look_up, score):
+    def by_use(lookup, scoring, other, dense):
+        h = jnp.tanh(LOOKUPS[look_up](lookup) @ dense)
+        return cross_entropy(SCORINGS[score](h, scoring)) + 0.1 * jnp.sum(other**2)
+
+    def loss_fn(params):
+        return by_use(params["table"], params["table"], params["table"], params["dense"])
+
+    with jax.enable_x64(True):
+        params = {"table": jnp.asarray(TABLE), "dense": jnp.asarray(DENSE)}
+        found = split_embed_gradients(loss_fn, params, table="table")
+        expected = jit(jax.grad(by_use, (0, 1, 2)))(*[params["table"]] * 3, params["dense"])
+        assert_close((found.lookup, found.scoring, found.other), expected, atol=1e-10)
+        assert_close(found.total, jit(jax.grad(loss_fn))(params)["table"], atol=1e-10)
+    assert {use.kind for use in found.uses} == {"lookup", "scoring", "other"}
+    assert all(use.source.startswith("test_program.py:") for use in found.uses if use.kind != "other")
+
+
+def test_nnx():
+    class Model(nnx.Module):
+        def __init__(self, rngs):
+            self.embed = nnx.Embed(V, D, rngs=rngs)
+            self.dense = nnx.Linear(D, D, rngs=rngs)
+
+        def __call__(self, ids):
+            return self.embed.attend(jnp.tanh(self.dense(self.embed(ids))))
+
+    graph, params = nnx.split(Model(nnx.Rngs(0)), nnx.Param)
+    found = split_embed_gradients(
+        lambda params: cross_entropy(nnx.merge(graph, params)(IDS)), params, table="embed/embedding"
+    )
+    table, dense = params["embed"]["embedding"][...], params["dense"]
+
+    def by_use(lookup, scoring):
+        return cross_entropy(jnp.tanh(lookup[IDS] @ dense["kernel"][...] + dense["bias"][...]) @ scoring.T)
+
+    assert_close((found.lookup, found.scoring), jit(jax.grad(by_use, (0, 1)))(table, table))
+    assert not np.any(found.other)
+
+
+@jax.custom_vjp
+def fused(h, table):
+    return cross_entropy(h @ table.T)
+
+
+fused.defvjp(lambda h, table: jax.vjp(lambda *x: cross_entropy(x[0] @ x[1].T), h, table), lambda back, g: back(g))
+
+
+def target_gathered(params):
+    h = jnp.tanh(params["table"][IDS] @ params["dense"])
+    chosen = (h * params["table"][TARGETS]).sum(-1)
+    return (jax.nn.logsumexp(h @ params["table"].T, axis=-1) - chosen).mean()
+
+
+def sampled(params):
+    h = jnp.tanh(params["table"][IDS] @ params["dense"])
+    return jax.nn.logsumexp(h @ params["table"][jnp.asarray([3, 1, 4])].T, axis=-1).mean()
+
+
+def soft(params):
+    h = jax.nn.softmax(params["table"][IDS] @ params["dense"] @ params["table"].T) @ params["table"]
+    return cross_entropy(h @ params["table"].T)
+
+
+def in_fused(params):
+    return fused(jnp.tanh(params["table"][IDS] @ params["dense"]), params["table"])
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "why"),
+    [
+        (target_gathered, "gather of .* its rows reach the loss through no product with a parameter"),
+        (sampled, "gather of .* its rows reach the loss through no product with a parameter"),
+        (soft, "dot_general of .* a product over the rows, of what is not provably one-hot"),
+        (in_fused, "fused of .* a custom rule is not looked into"),
+    ],
+)
+def test_what_cannot_be_told_is_refused(loss_fn, why):
+    params = {"table": jnp.asarray(TABLE, jnp.float32), "dense": jnp.asarray(DENSE, jnp.float32)}
+    with pytest.raises(ValueError, match=why):
+        split_embed_gradients(loss_fn, params, table="table")
+
+
+def test_a_use_that_is_named():
+    params = {"table": jnp.asarray(TABLE, jnp.float32), "dense": jnp.asarray(DENSE, jnp.float32)}
+    found = split_embed_gradients(in_fused, params, table="table", uses={"fused": "scoring"})
+
+    def by_use(lookup, scoring):
+        return cross_entropy(jnp.tanh(lookup[IDS] @ params["dense"]) @ scoring.T)
+
+    assert_close((found.lookup, found.scoring), jit(jax.grad(by_use, (0, 1)))(*[params["table"]] * 2))
+    with pytest.raises(ValueError, match=r"uses=\['fusd'\] names no use of the table; found: lookup: gather"):
+        split_embed_gradients(in_fused, params, table="table", uses={"fusd": "scoring", "fused": "scoring"})
+
+
+def test_a_table_that_is_neither_looked_up_nor_scored():
+    params = {"table": jnp.asarray(TABLE, jnp.float32)}
+    with pytest.raises(ValueError, match=r"nothing looks up or scores with 'table'.*found: other: the loss.*NNX"):
+        split_embed_gradients(lambda params: jnp.sum(params["table"] ** 2), params, table="table")
