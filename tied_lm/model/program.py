@@ -1,4 +1,4 @@
-"""The uses that a loss makes of a table, found in its program, its jaxpr.
+"""The uses that a loss makes of a table, found in its program (the jaxpr of the loss).
 
 What is computed from parameters and constants alone is still the table in another form, and is followed: casts,
 transposes, blocks, normalisation. A use is where it meets an activation. A `gather` of rows by ids is a lookup, and so
