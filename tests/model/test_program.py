@@ -141,3 +141,20 @@ def test_a_table_that_is_neither_looked_up_nor_scored():
     params = {"table": jnp.asarray(TABLE, jnp.float32)}
     with pytest.raises(ValueError, match=r"nothing looks up or scores with 'table'.*found: other: the loss.*NNX"):
         split_embed_gradients(lambda params: jnp.sum(params["table"] ** 2), params, table="table")
+
+
+@pytest.mark.parametrize(
+    ("head", "why"),
+    [("table", "head='table' is the table itself"), ("spare/embedding", "scores nowhere.*found: lookup")],
+)
+def test_a_head_that_is_none(head, why):
+    params = {"table": jnp.ones((V, D)), "spare": {"embedding": jnp.ones((V, D))}, "head": jnp.ones((D, V))}
+
+    def loss_fn(params):
+        return cross_entropy((params["table"] + 0.0)[IDS] @ params["head"]) + jnp.sum(
+            (params["spare"]["embedding"][IDS] @ params["head"]) ** 2
+        )
+
+    with pytest.raises(ValueError, match=why):
+        split_embed_gradients(loss_fn, params, table="table", head=head)
+    split_embed_gradients(loss_fn, params, table="table", head="head")

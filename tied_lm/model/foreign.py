@@ -112,7 +112,7 @@ def split_embed_gradients(
     at_table, at_head = _index(params, table), None if head is None else (head, _index(params, head))
 
     def split(params: PyTree) -> UseSplit:
-        value, parts, other_VxD, found = _by_use(loss_fn, params, at_table, table, has_aux, uses or {})
+        value, parts, other_VxD, found = _by_use(loss_fn, params, at_table, table, at_head, has_aux, uses or {})
         loss, aux = value if has_aux else (value, None)
         return _split(loss, parts, other_VxD, at_table, at_head)._replace(aux=aux, uses=found)
 
@@ -137,7 +137,7 @@ def embed_loss_and_gradients(
     if not rows:
         return *jax.value_and_grad(loss_fn, has_aux=has_aux)(params), None
     at_table, at_head = _index(params, table), None if head is None else (head, _index(params, head))
-    value, parts, other_VxD, _ = _by_use(loss_fn, params, at_table, table, has_aux, uses or {})
+    value, parts, other_VxD, _ = _by_use(loss_fn, params, at_table, table, at_head, has_aux, uses or {})
     return value, parts.total, _split(value, parts, other_VxD, at_table, at_head).stats()
 
 
@@ -166,7 +166,13 @@ class _Parts(NamedTuple):
 
 
 def _by_use(
-    loss_fn: Callable[[PyTree], Any], params: PyTree, index: int, table: str, has_aux: bool, uses: Mapping[str, str]
+    loss_fn: Callable[[PyTree], Any],
+    params: PyTree,
+    index: int,
+    table: str,
+    head: tuple[str, int] | None,
+    has_aux: bool,
+    uses: Mapping[str, str],
 ) -> tuple[Any, _Parts, Array, tuple[Use, ...]]:
     """The value of loss_fn, its gradients by use, `other` of the table, which is one of the leaves, and its uses."""
     leaves, structure = jax.tree.flatten(params)
@@ -175,6 +181,8 @@ def _by_use(
     )
     found = find_uses(closed, index, leaves[index].ndim - 2, uses)
     _check_uses(found, table)
+    if head is not None:
+        _check_head(closed, leaves, index, head)
 
     def gated(params: PyTree, gates: dict[str, Array]) -> Any:
         def gate(x: Array, use: str) -> Array:
@@ -222,6 +230,20 @@ def _check_uses(found: Mapping[Any, tuple[Use, Any]], table: str) -> None:
             "the state, as in nnx.split(model, nnx.Param, ...); a fused call is named by uses=; a loss of two tables "
             "takes split_table_gradients"
         )
+
+
+def _check_head(closed: Any, leaves: list[Array], table: int, head: tuple[str, int]) -> None:
+    """Refuse the table itself, and what scores nowhere."""
+    path, index = head
+    if index == table:
+        raise ValueError(f"head={path!r} is the table itself: a tied model takes no head=")
+    shape = leaves[index].shape[-2:]
+    if sorted(shape) != sorted(leaves[table].shape[-2:]):
+        return  # refused by its shape
+    ndim, is_table = leaves[index].ndim, path.endswith("embedding")
+    found = find_uses(closed, index, ndim - 2 if is_table else ndim - 1, {})
+    if not any(use.kind in ("scoring", "unclear") for use, _ in found.values()):
+        raise ValueError(f"head={path!r} scores nowhere in the program of loss_fn; found: {told(found)}")
 
 
 def _split(value: Any, parts: _Parts, other_VxD: Array, table: int, head: tuple[str, int] | None) -> UseSplit:
