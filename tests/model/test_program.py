@@ -135,6 +135,8 @@ def test_a_use_that_is_named():
     assert_close((found.lookup, found.scoring), jit(jax.grad(by_use, (0, 1)))(*[params["table"]] * 2))
     with pytest.raises(ValueError, match=r"uses=\['fusd'\] names no use of the table; found: lookup: gather"):
         split_embed_gradients(in_fused, params, table="table", uses={"fusd": "scoring", "fused": "scoring"})
+    with pytest.raises(ValueError, match=r"uses= has \['score'\]; a use is one of lookup, scoring, other"):
+        split_embed_gradients(in_fused, params, table="table", uses={"fused": "score"})
 
 
 def test_a_table_that_is_neither_looked_up_nor_scored():

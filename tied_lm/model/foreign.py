@@ -175,6 +175,8 @@ def _by_use(
     uses: Mapping[str, str],
 ) -> tuple[Any, _Parts, Array, tuple[Use, ...]]:
     """The value of loss_fn, its gradients by use, `other` of the table, which is one of the leaves, and its uses."""
+    if wrong := set(uses.values()) - set(KINDS):
+        raise ValueError(f"uses= has {sorted(wrong)}; a use is one of {', '.join(KINDS)}")
     leaves, structure = jax.tree.flatten(params)
     closed, shape = jax.make_jaxpr(lambda *leaves: loss_fn(jax.tree.unflatten(structure, leaves)), return_shape=True)(
         *leaves
