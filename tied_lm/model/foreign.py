@@ -1,9 +1,10 @@
 """The split of any model's table by its uses: what lookup, scoring and all else ask of each row.
 
-The uses are found in the program of the loss (`program`), whatever library wrote it. Each is gated: the gate hands the
-table on as it is, and multiplies the cotangent that passes back by a number. So loss and gradient are those of the
-unedited model, whatever happens to the table on its way to the use (a cast, a box, a scan, a normalisation), and the
-gradient in the table is linear in the gates a, b and c:
+Where a Linen model calls `nn.Embed` and its `attend`, these calls are the uses (`linen`); else the uses are found in
+the program of the loss (`program`), whatever library wrote it. Each is gated: the gate hands the table on as it is, and
+multiplies the cotangent that passes back by a number. So loss and gradient are those of the unedited model, whatever
+happens to the table on its way to the use (a cast, a box, a scan, a normalisation), and the gradient in the table is
+linear in the gates a, b and c:
 
     G(a, b, c) = a lookup + b scoring + c other.
 
@@ -19,6 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from tied_lm.model.arguments import check_table
+from tied_lm.model.linen import gate, gradients_by_call, is_told
 from tied_lm.model.program import Use, find_uses, told
 from tied_lm.model.replay import replay
 from tied_lm.rows import UseStats, statistics
@@ -91,16 +93,17 @@ def split_embed_gradients(
     Args:
         loss_fn: params -> loss, or (loss, aux) with `has_aux`; any differentiable JAX program.
         params: a pytree of arrays of floats: nested dicts, boxed (`nn.Partitioned`) or not, an NNX state, a module.
-        table: path of the embedding parameter, such as "token_embed/embedding". Rows that are gathered by ids are
-            lookups, also as the product of a one-hot matrix; products over the features are scorings; what no longer
-            has the axis of the rows, such as an L2 term, is `other`.
+        table: path of the embedding parameter, such as "token_embed/embedding". Calls of `nn.Embed` look up and calls
+            of its `attend` score. Where there are not both (or a head), uses are found in the program: rows gathered by
+            ids are lookups, also as the product of a one-hot matrix; products over the features are scorings. What no
+            longer has the axis of the rows, such as an L2 term, is `other`.
         head: path of the matrix that scores in an untied model: a kernel (D, V), whose gradient is transposed, or an
             embedding (V, D). All of its gradient is `scoring`.
         uses: kinds (lookup, scoring, other) of uses that cannot be told, by name of a function with a derivative of
             its own, such as {"fused_cross_entropy": "scoring"}, or by line, such as {"model.py:12": "lookup"}.
 
     Returns tables in the units of loss / parameter, float32 or wider; (L, V, D) if L layers of a scan have one each;
-    and the uses that were found.
+    and the uses that were found in the program; none where `nn.Embed` tells them.
 
     Raises:
         KeyError: there is no such parameter; the message lists the embedding tables there are.
@@ -141,22 +144,6 @@ def embed_loss_and_gradients(
     return value, parts.total, _split(value, parts, other_VxD, at_table, at_head).stats()
 
 
-@jax.custom_jvp
-def _gate(table: Array, factor: Float[Array, ""]) -> Array:
-    return table
-
-
-def _gate_jvp(primals: tuple[Array, Array], tangents: tuple[Any, Any]) -> tuple[Array, Any]:
-    # The table that goes on does not depend on the gate, so the forward pass does not either.
-    (table, factor), (tangent, _) = primals, tangents
-    if isinstance(tangent, jax.custom_derivatives.SymbolicZero):
-        return table, tangent
-    return table, factor.astype(tangent.dtype) * tangent
-
-
-_gate.defjvp(_gate_jvp, symbolic_zeros=True)
-
-
 class _Parts(NamedTuple):
     """Gradients of some parameters, by use."""
 
@@ -177,6 +164,11 @@ def _by_use(
     """The value of loss_fn, its gradients by use, `other` of the table, which is one of the leaves, and its uses."""
     if wrong := set(uses.values()) - set(KINDS):
         raise ValueError(f"uses= has {sorted(wrong)}; a use is one of {', '.join(KINDS)}")
+    if head is not None and head[1] == index:
+        raise ValueError(f"head={head[0]!r} is the table itself: a tied model takes no head=")
+    if not uses and is_told(loss_fn, params, table, head is not None):
+        value, total, lookup, scoring, other = gradients_by_call(loss_fn, params, index, has_aux)
+        return value, _Parts(total, lookup, scoring), other, ()
     leaves, structure = jax.tree.flatten(params)
     closed, shape = jax.make_jaxpr(lambda *leaves: loss_fn(jax.tree.unflatten(structure, leaves)), return_shape=True)(
         *leaves
@@ -187,10 +179,10 @@ def _by_use(
         _check_head(closed, leaves, index, head)
 
     def gated(params: PyTree, gates: dict[str, Array]) -> Any:
-        def gate(x: Array, use: str) -> Array:
-            return _gate(x, gates[use])
+        def at_use(x: Array, use: str) -> Array:
+            return gate(x, gates[use])
 
-        outs = replay(closed.jaxpr, closed.consts, jax.tree.leaves(params), gate, found)
+        outs = replay(closed.jaxpr, closed.consts, jax.tree.leaves(params), at_use, found)
         return jax.tree.unflatten(jax.tree.structure(shape), outs)
 
     def gradients(gates: dict[str, Array]) -> tuple[list[PyTree], Any]:
@@ -235,10 +227,8 @@ def _check_uses(found: Mapping[Any, tuple[Use, Any]], table: str) -> None:
 
 
 def _check_head(closed: Any, leaves: list[Array], table: int, head: tuple[str, int]) -> None:
-    """Refuse the table itself, and what scores nowhere."""
+    """Refuse what scores nowhere."""
     path, index = head
-    if index == table:
-        raise ValueError(f"head={path!r} is the table itself: a tied model takes no head=")
     shape = leaves[index].shape[-2:]
     if sorted(shape) != sorted(leaves[table].shape[-2:]):
         return  # refused by its shape

@@ -1,5 +1,6 @@
 """The recorder: all that is written of a run, in every place where it is kept."""
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -101,9 +102,12 @@ class Recorder:
 
     def let_go(self) -> None:
         """Close the files, and write no more."""
-        for writer in self.writers:
-            writer.close()
+        with contextlib.ExitStack() as files:  # an error of one leaves none of the others open
+            for writer in self.writers:
+                files.callback(writer.close)
 
     def close(self) -> None:
-        self.flush()
-        self.let_go()
+        try:
+            self.flush()
+        finally:
+            self.let_go()

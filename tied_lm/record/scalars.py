@@ -41,8 +41,10 @@ class Metrics(Writer):
         self.lines = []
 
     def close(self) -> None:
-        self.flush()
-        self.file.close()
+        try:
+            self.flush()
+        finally:
+            self.file.close()
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """What TensorBoard shows of a run: scalars, histograms of row norms, and text."""
 
+import contextlib
 import math
 import struct
 import time
@@ -106,4 +107,10 @@ class Board(Writer):
         self.writer.flush()
 
     def close(self) -> None:
-        self.writer.close()
+        try:
+            self.writer.close()
+        except OSError:
+            # What could not be flushed is still in its buffer, and it has left the file open.
+            with contextlib.suppress(OSError):
+                self.writer._py_recordio_writer.close()
+            raise
