@@ -1,5 +1,7 @@
 """Groups of rows of similar frequency, and what the statistics of the rows say of each."""
 
+from typing import Any
+
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -44,6 +46,8 @@ def split_scalars(stats: RowStats | UseStats, bands: Int[np.ndarray, "V"] | None
     """
     scalars = {tag(f"{FIELDS[name].kind.group}/{name}", name, tied): value for name, value in describe(stats).items()}
     for band in () if bands is None else np.unique(bands):
-        of_band = describe(type(stats)(*(np.asarray(field)[bands == band] for field in stats)))
+        rows = np.flatnonzero(bands == band)
+        values: list[Any] = [np.asarray(field)[rows] for field in stats]
+        of_band = describe(type(stats)(*values))
         scalars |= {tag(f"band/{NAMES[band]}/{name}", name, tied): value for name, value in of_band.items()}
     return scalars

@@ -1,6 +1,7 @@
 """What is told of row statistics by tag: norms by band, histograms, the curves of single tokens."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,13 +30,13 @@ class Rows:
         known = {} if self.bands is None else {"frequency": self.frequencies, "band": self.bands}
         return {"token": np.arange(len(self.strings))} | known
 
-    @property
+    @functools.cached_property
     def present(self) -> dict[str, Int[np.ndarray, "R"]]:
         """Rows of each band that has any, by its name."""
         of_band = {} if self.bands is None else {int(b): np.flatnonzero(self.bands == b) for b in np.unique(self.bands)}
         return {bands_.NAMES[band]: rows for band, rows in of_band.items()}
 
-    @property
+    @functools.cached_property
     def followed(self) -> dict[str, int]:
         """Ids to follow, by the name of the curve."""
         named = {f"named_{token}": token for token in self.named}
