@@ -126,3 +126,15 @@ def test_a_flipped_bit_where_it_matters_most(whole, tmp_path, capsys):
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_every_kind_of_file(whole, tmp_path, capsys, damage):
     assert_noticed_or_harmless(whole, tmp_path, capsys, KINDS, damage)
+
+
+@pytest.mark.parametrize("command", [compared, evaluated])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "rows.zarr/lookup/c/0/0", "heldout.zarr/zarr.json"])
+def test_logs_that_a_command_need_not_read_are_checked_all_the_same(whole, tmp_path, command, name):
+    place = tmp_path / "run"
+    shutil.copytree(whole, place)
+    log = place / "tied/seed0" / name
+    log.write_bytes(flip(log.read_bytes()))
+    assert str(place) in (refusal_of(command, place) or "")
+    log.unlink()
+    assert str(place) in (refusal_of(command, place) or "")

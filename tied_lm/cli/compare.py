@@ -26,6 +26,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
         tell(told(about))
     place = command.workdir or Path("runs") / f"{command.name}-{digest(plan.values)}"
     c.check_folder(place, plan.values)
+    c.check_runs(place, plan)
     if c.is_complete(place, plan):
         tell(f"{place} is complete; nothing was changed.")
     else:

@@ -90,6 +90,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     from tied_lm.config import differing_fields
     from tied_lm.files import read_json
     from tied_lm.folder import CONFIG
+    from tied_lm.record.reader import check_logs
     from tied_lm.study.evaluation import evaluate
     from tied_lm.study.plan import Arm
     from tied_lm.train.build import build_stream
@@ -98,6 +99,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
 
     set_up_jax()
     opened = open_run(flags.run)
+    check_logs(flags.run)
     config, stream = opened.config, build_stream(opened.config)
     changed = differing_fields(opened.content, stream.content)
     if changed:

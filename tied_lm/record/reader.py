@@ -130,6 +130,26 @@ def _checked(path: Path, entry: Mapping[str, Any] | None) -> xr.Dataset:
         return rows.isel(step=slice(entry["length"]))
 
 
+def check_logs(folder: Path) -> None:
+    """Read all logs of a run, and see that they hold what its manifest vouches for.
+
+    Raises:
+        Damaged: a log is not what was written.
+    """
+    entries = manifest.read(folder)
+    try:
+        for name, entry in entries.items():
+            if "arrays" in entry:
+                _checked(folder / name, entry).close()
+            else:
+                manifest.vouched(folder, name, entry)
+    except Damaged:
+        # A run that is continued cuts its logs, and takes the manifest away first.
+        if manifest.read(folder) == entries:
+            raise
+        check_logs(folder)
+
+
 def _check_is_run(folder: Path) -> None:
     """Refuse what is not the folder of one run, and name one that is, if there is one below."""
     config = folder / CONFIG

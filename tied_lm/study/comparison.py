@@ -9,7 +9,7 @@ from tied_lm import folder
 from tied_lm.checks import ConfigError
 from tied_lm.config import Config
 from tied_lm.files import read_json, write_json
-from tied_lm.record.reader import open_run
+from tied_lm.record.reader import check_logs, open_run
 from tied_lm.record.scalars import is_finished
 from tied_lm.study.plan import Plan
 from tied_lm.study.report import REPORT, write_report
@@ -60,6 +60,16 @@ def is_complete(place: Path, plan: Plan) -> bool:
             if name not in diverged
         )
     )
+
+
+def check_runs(place: Path, plan: Plan) -> None:
+    """See that the logs of all runs that there are hold what was written.
+
+    Raises:
+        Damaged: it names the one that does not.
+    """
+    for name, config in plan.comparison.runs():
+        check_logs(run_folder(place, name, config))
 
 
 def complete(
