@@ -86,7 +86,7 @@ def _losses(runs: Mapping[str, list[Run]], summary: Summary) -> Figure:
         axes[0].axhline(law, color="#888", ls="--", lw=1)
         words = "the true law on the same tokens"
         axes[0].annotate(words, (0.02, law), xycoords=("axes fraction", "data"), va="top", color="#555")
-        axes[1].set(xlabel="updates", ylabel="divergence from the true law, nats a token", yscale="log")
+        axes[1].set(xlabel="updates", ylabel="excess, nats a token", yscale="log")
     return figure
 
 
