@@ -147,7 +147,7 @@ class Analysis:
         ]
 
     def _scan(self, eqn: Eqn, values: list[_Value], key: Key) -> list[_Value]:
-        consts, carries = eqn.params["num_consts"], eqn.params["num_carry"]
+        consts, carries = scan_sizes(eqn)
         fixed, carry = values[:consts], values[consts : consts + carries]
         xs = [_moved(v, -1) for v in values[consts + carries :]]
         while True:
@@ -311,6 +311,14 @@ def _reshaped(before: tuple[int, ...], after: tuple[int, ...], rows: frozenset[i
             return None
         new |= {a for a in axes if after[a] > 1}
     return frozenset(new)
+
+
+def scan_sizes(eqn: Eqn) -> tuple[int, int]:
+    """How many constants and how many carries a scan has. Newer releases of JAX keep them as trees."""
+    if "num_consts" in eqn.params:
+        return eqn.params["num_consts"], eqn.params["num_carry"]
+    consts, carries, _ = eqn.params["ft_in"].unpack()
+    return len(consts), len(carries)
 
 
 def find_uses(

@@ -8,7 +8,7 @@ from jax import lax
 from jax.extend import core
 from jaxtyping import Array
 
-from tied_lm.model.program import REMAT, Eqn, Key, Use, inner_program
+from tied_lm.model.program import REMAT, Eqn, Key, Use, inner_program, scan_sizes
 
 Gate = Callable[[Array, str], Array]
 
@@ -65,7 +65,7 @@ def _within(eqn: Eqn, values: list[Any], run: Callable[..., list[Any]], key: Key
         )
         return sharded(*values)
     if name == "scan":
-        n, k = params["num_consts"], params["num_carry"]
+        n, k = scan_sizes(eqn)
 
         def body(carry: Any, xs: Any) -> Any:
             outs = run(jaxpr, consts, [*values[:n], *carry, *xs], key)
