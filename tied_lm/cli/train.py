@@ -16,6 +16,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     from tied_lm.data.documents import told
     from tied_lm.data.sources import with_vocabulary
     from tied_lm.model.embedding import count_parameters
+    from tied_lm.record.reader import check_logs
     from tied_lm.record.scalars import is_finished
     from tied_lm.study.plan import Arm
     from tied_lm.train.build import build_stream
@@ -31,6 +32,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     values = run_values(config, arm.stream)
     place = command.workdir or Path("runs") / f"{command.name}-{digest(values)}"
     folder.check(place, values)
+    check_logs(place)
     if is_finished(place, config.train.steps):
         tell(f"{place} is complete; nothing was changed.")
     else:
