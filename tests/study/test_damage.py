@@ -3,14 +3,16 @@
 import re
 import shutil
 import threading
+from pathlib import Path
 
 import pytest
 
 from tests import tiny
 from tied_lm.checks import ConfigError
-from tied_lm.cli import compare, evaluate
+from tied_lm.cli import compare, evaluate, sweep
 from tied_lm.files import Damaged
 
+POINT = "000-steps=12"  # the folder of a sweep's first point
 FIELDS = [*tiny.FIELDS, "train.steps=12", "compare.seeds=1"]
 
 
@@ -64,14 +66,26 @@ def evaluated(place):
     evaluate.main([str(place / "tied/seed0")], threading.Event())
 
 
-COMMANDS = (compared, reported, evaluated)
+def swept(place):
+    """The table of a sweep whose only point, already complete, is the comparison."""
+    fields = (f"--config.{field}" for field in FIELDS)
+    sweep.main([f"--workdir={place.parent}", *fields, "--grid=train.steps=12"], threading.Event())
+
+
+COMMANDS = (compared, reported, evaluated, swept)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    place = tmp_path_factory.mktemp("comparison") / "whole"
-    compared(place)
+    place = tmp_path_factory.mktemp("sweep") / POINT
+    swept(place)
     return place
+
+
+def copy(whole, tmp_path):
+    """The point's folder in a new copy of the sweep."""
+    shutil.rmtree(tmp_path / "sweep", ignore_errors=True)
+    return Path(shutil.copytree(whole.parent, tmp_path / "sweep")) / POINT
 
 
 def kind_of(path, place):
@@ -95,9 +109,7 @@ def refusal_of(command, place):
 
 def assert_noticed_or_harmless(whole, tmp_path, capsys, kinds, damage):
     capsys.readouterr()
-    place, silent = tmp_path / "run", []
-    shutil.copytree(whole, place)
-    expected = {}
+    place, silent, expected = copy(whole, tmp_path), [], {}
     for command in COMMANDS:
         command(place)
         expected[command] = capsys.readouterr().out
@@ -107,8 +119,7 @@ def assert_noticed_or_harmless(whole, tmp_path, capsys, kinds, damage):
         if damaged == data:
             continue
         for command in COMMANDS:
-            shutil.rmtree(place)
-            shutil.copytree(whole, place)
+            copy(whole, tmp_path)
             (place / name).write_bytes(damaged)
             refusal = refusal_of(command, place)
             out = capsys.readouterr().out
@@ -128,11 +139,10 @@ def test_every_kind_of_file(whole, tmp_path, capsys, damage):
     assert_noticed_or_harmless(whole, tmp_path, capsys, KINDS, damage)
 
 
-@pytest.mark.parametrize("command", [compared, evaluated])
+@pytest.mark.parametrize("command", [compared, evaluated, swept])
 @pytest.mark.parametrize("name", ["metrics.jsonl", "rows.zarr/lookup/c/0/0", "heldout.zarr/zarr.json"])
 def test_logs_that_a_command_need_not_read_are_checked_all_the_same(whole, tmp_path, command, name):
-    place = tmp_path / "run"
-    shutil.copytree(whole, place)
+    place = copy(whole, tmp_path)
     log = place / "tied/seed0" / name
     log.write_bytes(flip(log.read_bytes()))
     assert str(place) in (refusal_of(command, place) or "")

@@ -34,6 +34,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     from tied_lm.config import digest
     from tied_lm.data.documents import told
     from tied_lm.study import sweep
+    from tied_lm.study.comparison import check_runs
     from tied_lm.study.sweepreport import PAGE, told_sweep, write_sweep_page
     from tied_lm.study.sweepresults import Results, write_results
     from tied_lm.train.resources import check_disk, shown
@@ -45,7 +46,10 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     points, place = the_sweep.points, the_sweep.place
     if index is not None and not 0 <= index < len(points):
         raise ConfigError("index", index, f"0 to {len(points) - 1}, since the grid has {len(points)} points")
-    todo = [p for p in (points if index is None else [points[index]]) if not p.is_complete()]
+    chosen = points if index is None else [points[index]]
+    for point in chosen:
+        check_runs(point.place, point.plan)
+    todo = [point for point in chosen if not point.is_complete()]
     size = sum(point.plan.disk_bytes() for point in todo)
     check_disk(place, size)
     the_sweep.open()
