@@ -62,6 +62,9 @@ def get_config() -> ConfigDict:
     c.data.heldout_fraction = 0.1  # text: share of the bytes that is held out, without data.heldout_paths
     c.data.order = "random"  # text: random | contiguous (each sequence goes on where that of the last step ended)
 
+    c.loss = ConfigDict()
+    c.loss.z = 0.0  # z-loss: times the squared log-sum-exp of each token's logits, added in training alone
+
     c.optimizer = ConfigDict()
     c.optimizer.name = "adam"  # adam | adamw | sgd | momentum | muon (adam for all but the body's matrices) |
     # coupled_adam (one second moment for all rows of the matrix that scores)
@@ -98,5 +101,6 @@ def get_config() -> ConfigDict:
     c.compare.baseline = "untied"  # the arm that is subtracted from the others
     c.compare.seeds = 5  # runs of each arm, with seeds seed, seed + 1, ...
     c.compare.margin = 0.01  # nats a token: a difference of losses that is smaller does not matter
-    c.compare.match = "width"  # width | parameters: the other arms are widened or narrowed to the baseline's number
+    c.compare.match = "width"  # width | parameters: the other arms are widened or narrowed to the baseline's number |
+    # depth: they get the number of blocks that comes nearest to it, then the width of the body
     return c

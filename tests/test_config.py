@@ -86,6 +86,7 @@ OUT_OF_RANGE = [
     ("data.zipf_exponent", "0 or more", [-0.1]),
     ("data.min_count", "at least 1", [0]),
     ("data.heldout_fraction", "between 0 and 1, both excluded", [0.0, 1.0]),
+    ("loss.z", "0 or more", [-0.1]),
     ("optimizer.learning_rate", "above 0", [0.0, -1.0]),
     ("optimizer.vocab_learning_rate", "0 or more", [-0.1]),
     ("optimizer.warmup_steps", "at least 0", [-1]),

@@ -69,7 +69,7 @@ def test_what_arms_share_is_not_set_in_one(values, field, text):
     message = refusal(build_comparison, values)
     assert message.startswith(
         f"{field} in compare.arms.x = {text!r} is not possible; allowed: in an arm, train.steps and the fields of "
-        "model, scheme, body and optimizer; "
+        "model, scheme, body, loss and optimizer; "
     )
     assert f"--grid {field}=..." in message
 
@@ -80,7 +80,7 @@ def test_what_arms_share_is_not_set_in_one(values, field, text):
         ({"baseline": "nobody"}, said("compare.baseline", "nobody", "tied | untied")),
         ({"seeds": 0}, said("compare.seeds", 0, "at least 1")),
         ({"margin": 0.0}, said("compare.margin", 0.0, "above 0")),
-        ({"match": "depth"}, said("compare.match", "depth", "width | parameters")),
+        ({"match": "size"}, said("compare.match", "size", "width | parameters | depth")),
         ({"arms": {}}, said("compare.arms", (), "at least two arms")),
         ({"arms": {"tied": ""}}, said("compare.arms", ("tied",), "at least two arms")),
         ({"seedz": 1}, said("compare.seedz", 1, "no such field; the fields are arms, baseline, seeds, match, margin")),

@@ -125,7 +125,7 @@ likely = {
     "data.source": words("toy text"),
     "data.tokenizer": words("bytes words bpe ids"),
     "optimizer.name": optimizers,
-    "compare.match": words("width parameters"),
+    "compare.match": words("width parameters depth"),
     "data.vocab_size": st.integers(2, 300).map(str),
     "model.features": st.integers(1, 64).map(str),
     "body.depth": st.integers(1, 3).map(str),

@@ -83,6 +83,29 @@ def test_heads_that_do_not_divide_the_width_are_passed_over(values):
     assert abs(done.arms["tied"]["parameters"][1] - total(after.arms["untied"])) <= 0.01 * total(after.arms["untied"])
 
 
+def blocks(d, width, depth, matrices, v):
+    return matrices * v * d + depth * (d * width + width + width * d + d)
+
+
+def test_depth_is_the_nearest_number_of_blocks_and_then_the_width(values):
+    sizes = ("compare.match=depth", "model.body=mlp", "data.vocab_size=1000", "body.depth=2")
+    after, done = match(comparison(values, *sizes))
+    target, found = blocks(32, 128, 2, 2, 1000), after.arms["tied"]
+    depths = {depth: abs(blocks(32, 128, depth, 1, 1000) - target) for depth in range(1, 20)}
+    assert found.body["depth"] == min(depths, key=depths.get) == 6
+    assert done.arms["tied"]["body.depth"] == (2, 6)
+    widths = {width: abs(blocks(32, width, 6, 1, 1000) - target) for width in range(1, 400)}
+    assert found.body["width"] == min(widths, key=widths.get)
+    assert done.arms["tied"]["parameters"][1] == blocks(32, found.body["width"], 6, 1, 1000)
+    assert found.model.features == 32
+    assert match(comparison(values, *sizes, "compare.arms.tied=model.tying=untied"))[1].arms == {}
+
+
+def test_depth_without_a_body_is_refused(values):
+    with pytest.raises(ConfigError, match=r"^compare.match = 'depth' .* since tied has no body \(model.body\)$"):
+        match(comparison(values, "compare.match=depth"))
+
+
 def test_a_model_that_changes_counts_as_what_it_becomes(values):
     after, done = match(comparison(values, "compare.arms.tied=model.tying=late_untie"))
     assert done.arms == {}

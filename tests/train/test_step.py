@@ -319,3 +319,30 @@ def test_excess_is_the_divergence_from_the_law_in_each_context(tying, fields):
     divergence = np.sum(np.exp(log_law) * (log_law - log_softmax(logits)), axis=1)
     np.testing.assert_allclose(np.asarray(result.excess), divergence.reshape(-1, 5).sum(axis=1), rtol=1e-5)
     assert float(np.min(result.excess)) > 0
+
+
+def test_a_z_loss_is_trained_and_neither_recorded_nor_evaluated():
+    plain, z = tiny.make_config("optimizer.name=sgd"), 0.3
+    config = tiny.make_config("optimizer.name=sgd", f"loss.z={z}", "model.tying=untied")
+    trainer = tiny.trainer_of(config)
+    before = trainer.init(np.uint32(0)).params
+    table, output = (np.asarray(before[name], np.float64) * 60 for name in ("embedding", "output"))
+    params = {"embedding": np.float32(table), "output": np.float32(output)}
+    state = trainer.init(np.uint32(0)).replace(params=params)
+    batch = batch_of(config, 0)
+    inputs, targets = (np.asarray(ids).ravel() for ids in (batch.inputs, batch.targets))
+    state, records = trainer.advance(state, build_stream(config), np.int32(1), tiny.slots(trainer, [0]), True)
+    h = table[inputs]
+    logits = h @ output.T
+    log_sum = np.log(np.exp(logits).sum(axis=1))
+    asked = np.exp(logits - log_sum[:, None]) * (1 + 2 * z * log_sum[:, None])
+    asked[np.arange(targets.size), targets] -= 1
+    gradient = asked.T @ h / targets.size
+    rate = config.optimizer.learning_rate / (config.optimizer.warmup_steps + 1)
+    np.testing.assert_allclose(np.asarray(state.params["output"]), output - rate * gradient, atol=1e-5)
+    nll = np.mean(log_sum - logits[np.arange(targets.size), targets])
+    np.testing.assert_allclose(float(state.window.loss), nll, rtol=1e-5)
+    recorded = records.read(0, trainer.model).stats.scoring
+    np.testing.assert_allclose(np.asarray(recorded), np.linalg.norm(gradient, axis=1), rtol=1e-4)
+    assert not trainer.has_sum_rule
+    assert tiny.trainer_of(plain).has_sum_rule

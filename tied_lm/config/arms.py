@@ -17,7 +17,7 @@ ARM_NAMES = (
     f"at most 64 letters, digits, - and _, the first a letter or digit; {' and '.join(RESERVED)} have another meaning"
 )
 # What an arm may set. All else is shared: on other tokens, seeds or probes its numbers could not be paired.
-OF_AN_ARM = ("model.", "scheme.", "body.", "optimizer.", "train.steps")
+OF_AN_ARM = ("model.", "scheme.", "body.", "loss.", "optimizer.", "train.steps")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +60,8 @@ def _build_arm(values: Mapping[str, Any], arm: str, overrides: str) -> Config:
             raise ConfigError(
                 f"{name} in compare.arms.{arm}",
                 value,
-                "in an arm, train.steps and the fields of model, scheme, body and optimizer; the arms of a comparison "
-                f"share all else, and `sweep --grid {name}=...` compares across it",
+                "in an arm, train.steps and the fields of model, scheme, body, loss and optimizer; the arms of a "
+                f"comparison share all else, and `sweep --grid {name}=...` compares across it",
             )
     return build_run(own)
 

@@ -69,6 +69,11 @@ class Data:
 
 
 @dataclasses.dataclass(frozen=True)
+class Loss:
+    z: Annotated[float, not_negative, at_most(100)] = 0.0  # of the squared log-sum-exp in training, nats
+
+
+@dataclasses.dataclass(frozen=True)
 class Optimizer:
     name: Annotated[str, one_of("adam", "adamw", "sgd", "momentum", "muon", "coupled_adam")] = "adam"
     learning_rate: Annotated[float, positive] = 0.02
@@ -111,7 +116,7 @@ class Compare:
     arms: Options = TIED_AND_UNTIED
     baseline: str = "untied"
     seeds: Annotated[int, at_least(1), at_most(MOST_SEEDS)] = 5
-    match: Annotated[str, one_of("width", "parameters")] = "width"
+    match: Annotated[str, one_of("width", "parameters", "depth")] = "width"
     margin: Annotated[float, positive, at_most(100)] = 0.01  # nats a token: a smaller difference does not matter
 
 
@@ -124,6 +129,7 @@ class Config:
     scheme: Options = NONE_YET
     body: Options = NONE_YET
     data: Data = Data()
+    loss: Loss = Loss()
     optimizer: Optimizer = Optimizer()
     train: Train = Train()
     log: Log = Log()

@@ -82,6 +82,7 @@ def backward(
     carry: PyTree = None,
     step: Step = 0,
     train: bool = False,
+    z_loss: float = 0.0,
 ) -> Backward:
     """Loss and gradients, and beside them what the split is made of.
 
@@ -91,6 +92,7 @@ def backward(
     Args:
         carry: what the body took from the batch before; no gradient flows through it. By default a fresh start.
         step: the number of updates so far, with which a scheme may change what the matrices receive.
+        z_loss: weight of the squared log-sum-exp, see `vocabulary_loss`. It is in the gradients and not in the loss.
     """
 
     apply = functools.partial(model.apply, rngs=rngs, method="hidden", mutable=["carry"])
@@ -108,7 +110,14 @@ def backward(
     weights_N = mask_N / jnp.maximum(mask_N.sum(), 1)
     dtype, marks_N = model.compute_dtype, model.marks(targets_N)
     loss = vocabulary_loss(
-        h_NxR, scoring_VxR, targets_N, weights_N, soft_cap=model.logit_cap, compute_dtype=dtype, marks_N=marks_N
+        h_NxR,
+        scoring_VxR,
+        targets_N,
+        weights_N,
+        soft_cap=model.logit_cap,
+        z_loss=z_loss,
+        compute_dtype=dtype,
+        marks_N=marks_N,
     )
     by_lookup, rows_gradient, by_scoring = pullback((loss.h_gradient.reshape(h.shape), loss.scoring))
     asked = ScoringGradient(
@@ -121,7 +130,7 @@ def backward(
         by_scoring = jax.tree.map(jnp.add, by_scoring, jax.grad(model.penalty)(own))
     gradients = by_lookup | {name: by_lookup[name] + by_scoring[name] for name in own}
     return Backward(
-        loss=jnp.sum(loss.token_loss * weights_N),
+        loss=jnp.sum(loss.nll * weights_N),
         gradients=model.add_lookup(gradients, inputs_N, lookup_NxR, step),
         inputs=inputs_N,
         mask=mask_N,

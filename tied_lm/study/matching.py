@@ -13,6 +13,7 @@ from tied_lm.train.build import build_model
 
 TOLERANCE = 0.01  # of the baseline's number of parameters
 LARGEST = 2**20  # width that is tried
+DEEPEST = 2**10  # blocks that are tried
 LARGEST_GAP = 2**10  # from one possible width to the next, of which heads are a divisor for example
 
 
@@ -38,19 +39,24 @@ def _candidate(config: Config) -> Candidate:
 def match(comparison: Comparison) -> tuple[Comparison, Matching]:
     """The comparison with arms as `compare.match` wants them, and what was done to them.
 
+    With `depth`, an arm gets the number of blocks with which its number of parameters comes nearest to the baseline's,
+    then, if that is off by more than 1 %, the nearest `body.width`; what is left is told.
     With `parameters`, an arm with fewer parameters than the baseline is widened and one with more is narrowed, until
     their numbers agree within 1 %: by `model.features`, then by `body.width` if the body has it and features alone
     do not do.
 
     Raises:
-        ConfigError: an arm cannot be matched; the nearest numbers are told.
+        ConfigError: an arm cannot be matched; with `parameters` the nearest numbers are told.
     """
     arms, changes = dict(comparison.arms), {}
-    if comparison.match == "parameters":
+    if comparison.match != "width":
         baseline = _candidate(comparison.arms[comparison.baseline])
         for name, config in comparison.arms.items():
             old = _candidate(config)
-            new = _matched(name, old, comparison.baseline, baseline.parameters)
+            if comparison.match == "depth":
+                new = _deepened(name, old, baseline.parameters)
+            else:
+                new = _matched(name, old, comparison.baseline, baseline.parameters)
             arms[name] = new.config
             if new != old:
                 changes[name] = _changes(old, new)
@@ -60,10 +66,11 @@ def match(comparison: Comparison) -> tuple[Comparison, Matching]:
 def _changes(old: Candidate, new: Candidate) -> dict[str, tuple[int, ...]]:
     pairs = {
         "model.features": tuple(c.config.model.features for c in (old, new)),
+        "body.depth": tuple(c.config.body.get("depth", 0) for c in (old, new)),
         "body.width": tuple(_body_width(c.config) for c in (old, new)),
         "parameters": tuple(c.parameters for c in (old, new)),
     }
-    if old.config.body == new.config.body:  # a width of 0 follows D
+    if old.config.body.get("width") == new.config.body.get("width"):  # a width of 0 follows D
         del pairs["body.width"]
     return {field: pair for field, pair in pairs.items() if pair[0] != pair[1]}
 
@@ -91,7 +98,7 @@ def _matched(name: str, old: Candidate, baseline: str, target: int) -> Candidate
         nearest = sorted(_around(features, *limits, target), key=distance)
     if distance(nearest[0]) > TOLERANCE * target and _has_width(old.config):
         for near in list(nearest):
-            nearest += _around(functools.partial(_with_body_width, near.config), 1, LARGEST, target)
+            nearest += _around(functools.partial(_with_body, near.config, "width"), 1, LARGEST, target)
         nearest.sort(key=distance)
     if distance(nearest[0]) > TOLERANCE * target:
         totals = sorted({candidate.parameters for candidate in nearest}, key=lambda total: abs(total - target))[:2]
@@ -104,13 +111,36 @@ def _matched(name: str, old: Candidate, baseline: str, target: int) -> Candidate
     return nearest[0]
 
 
+def _deepened(name: str, old: Candidate, target: int) -> Candidate:
+    """An arm with the number of blocks, then the width of its body, that come nearest to `target` parameters.
+
+    Raises:
+        ConfigError: it has no body.
+    """
+    if old.config.model.body == "none":
+        raise ConfigError("compare.match", "depth", f"width | parameters, since {name} has no body (model.body)")
+
+    def distance(candidate: Candidate) -> int:
+        return abs(candidate.parameters - target)
+
+    if distance(old) <= TOLERANCE * target:
+        return old
+    depths = _around(functools.partial(_with_body, old.config, "depth"), 1, DEEPEST, target)
+    nearest = min([old, *depths], key=distance)
+    if distance(nearest) <= TOLERANCE * target or not _has_width(old.config):
+        return nearest
+    return min(
+        [nearest, *_around(functools.partial(_with_body, nearest.config, "width"), 1, LARGEST, target)], key=distance
+    )
+
+
 def _has_width(config: Config) -> bool:
     kind = BODIES[config.model.body]
     return kind is not None and "width" in {field.name for field in dataclasses.fields(kind)}
 
 
-def _with_body_width(config: Config, width: int) -> Config:
-    return dataclasses.replace(config, body=Options(dict(config.body) | {"width": width}))
+def _with_body(config: Config, field: str, value: int) -> Config:
+    return dataclasses.replace(config, body=Options(dict(config.body) | {field: value}))
 
 
 def _around(vary: Callable[[int], Config], low: int, high: int, target: int) -> list[Candidate]:

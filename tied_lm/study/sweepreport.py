@@ -149,8 +149,8 @@ def sentences(results: Results) -> list[str]:
     said = [_intervals(results), *_against_margin(results), *looks(results.looks)]
     if results.matched:
         said.append(
-            f"Arms were widened or narrowed to match the parameters of {results.baseline} within 1%; each point's "
-            "report.html says how."
+            f"Arms were changed to come near the number of parameters of {results.baseline} (compare.match); each "
+            "point's report.html says how, and how near."
         )
     said += _own_rates(results)
     diverged = [f"{arm} at {_settings(point.settings)}" for point in results.points for arm in point.diverged]

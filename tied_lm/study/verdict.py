@@ -70,9 +70,11 @@ def _conclusion(summary: Summary, name: str) -> str:
     spared = base.parameters - arm.parameters
     share = abs(spared) / base.parameters
     size = "the same number of parameters"
-    matched = summary.match.rule == "parameters"
+    matched = summary.match.rule != "width"
     if matched:
         size = "its number of parameters matched within 1%"
+        if summary.match.rule == "depth":
+            size = f"{arm.parameters / base.parameters:.4f} times its number of parameters"
     elif spared:
         size = f"{abs(spared):,} {'fewer' if spared > 0 else 'more'} parameters ({share:.0%})"
     shown = with_interval(difference, "+", unit=" nats a token")
@@ -143,10 +145,14 @@ def _matches(summary: Summary) -> list[str]:
     for name, changes in summary.match.arms.items():
         before, after = changes["parameters"]
         fields = [f"{field} {a} -> {b}" for field, (a, b) in changes.items() if field != "parameters"]
-        said.append(
-            f"To match the parameters of {summary.baseline} within 1%, {name} was "
-            f"{'widened' if after > before else 'narrowed'}: {', '.join(fields)}."
-        )
+        goal = f"To match the parameters of {summary.baseline} within 1%"
+        done = "widened" if after > before else "narrowed"
+        if summary.match.rule == "depth":
+            goal = f"To come near the parameters of {summary.baseline} by whole blocks, then by their width"
+            done = "changed"
+        left = after / summary.arms[summary.baseline].parameters if summary.baseline in summary.arms else None
+        ratio = "" if left is None or summary.match.rule != "depth" else f"; {left:.4f} times its number is left"
+        said.append(f"{goal}, {name} was {done}: {', '.join(fields)}{ratio}.")
     return said
 
 
@@ -228,7 +234,7 @@ def arm_table(summary: Summary) -> list[list[str]]:
 def accounts(summary: Summary) -> list[str]:
     """For each arm, what its parameters are, the memory they take, and how often clipping acted."""
     lines = []
-    matched = summary.match.rule == "parameters"  # against another width there is nothing to save
+    matched = summary.match.rule != "width"  # against another width there is nothing to save
     for name, arm in summary.arms.items():
         account = arm.account
         parts = [

@@ -77,11 +77,12 @@ def evaluate(trainer: Trainer, params: PyTree, heldout: Heldout, tokens: int) ->
 
 @functools.partial(jax.jit, static_argnames=("trainer", "tokens"))
 def probe(trainer: Trainer, params: PyTree, heldout: Heldout, tokens: int) -> Probe:
-    """Row statistics of the gradient of the mean loss over the first `tokens` held-out tokens."""
+    """Row statistics of the gradient of what is trained, with its z-loss, over the first `tokens` held-out tokens."""
 
     def one(index: Int[Array, ""], carry: tuple[Any, ...]) -> tuple[Any, ...]:
         batch = heldout_batch(heldout, index, tokens)
-        b = backward(trainer.model, params, batch.inputs, batch.targets, mask=batch.mask, carry=carry[3])
+        z_loss = trainer.config.loss.z
+        b = backward(trainer.model, params, batch.inputs, batch.targets, mask=batch.mask, carry=carry[3], z_loss=z_loss)
         weight = batch.mask.sum() / tokens
         sums = jax.tree.map(lambda total, new: total + weight * new, carry[0], tables(b))
         in_count, out_count = counts(b)

@@ -287,7 +287,7 @@ class _Loop:
             record = None
             if step in d.record_at:
                 record = d.records.read(d.record_at.index(step), self.trainer.model)
-                if not self.trainer.model.no_sum_rule:
+                if self.trainer.has_sum_rule:
                     gradient_V = record.stats.total if self.trainer.model.tied_at(step) else record.stats.scoring
                     step_scalars["split/residual"] = float(record.residual) if gradient_V.any() else math.nan
             probe, evaluation = (d.due.probe, d.due.evaluation) if at_start else (None, None)

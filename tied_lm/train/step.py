@@ -66,6 +66,11 @@ class Trainer:
         self.slots = max(1, min(128, 2**18 // config.data.vocab_size))
 
     @property
+    def has_sum_rule(self) -> bool:
+        """Whether the rows of `scoring` sum to 0: each softmax does, the gradient of a z-loss does not."""
+        return not self.model.no_sum_rule and not self.config.loss.z
+
+    @property
     def stateful(self) -> bool:
         """Whether the body carries a state from batch to batch."""
         return bool(jax.eval_shape(self.init, 0).carry)
@@ -138,6 +143,7 @@ class Trainer:
             carry=body_carry,
             step=state.step,
             train=True,
+            z_loss=self.config.loss.z,
         )
         changes, opt_state = self.optimizer.update(b.gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, changes)
