@@ -9,7 +9,8 @@ import pytest
 
 import tied_lm
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+ROOT = Path(__file__).parent.parent
+TEXT = "".join(path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")])
 
 
 def python(code):
@@ -22,8 +23,8 @@ def test_the_public_names_are_listed_before_anything_is_loaded():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(re.findall(r"\btied_lm\.(\w+(?:\.\w+)*)(?=[`(])", README))))
-def test_what_the_readme_names_needs_no_further_import(name):
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"\btied_lm\.(\w+(?:\.\w+)*)(?=[`(])", TEXT))))
+def test_what_the_pages_name_needs_no_further_import(name):
     python(f"import tied_lm; tied_lm.{name}")
 
 
