@@ -150,11 +150,11 @@ def test_what_a_late_untie_leaves_behind(untied_late):
 def test_a_late_untie_is_compiled_once(tmp_path):
     config = config_of("late_untie")
     trainer = tiny.new_trainer(config)
-    before = Trainer.advance._cache_size()
+    before = Trainer._advance._cache_size()
     for seed in (0, 1):
         seeded = tiny.make_config(f"seed={seed}", "model.tying=late_untie", "model.body=mlp", *OPTIONS["late_untie"])
         tiny.train(tmp_path / f"run{seed}", seeded, trainer=trainer)
-    assert Trainer.advance._cache_size() == before + 1
+    assert Trainer._advance._cache_size() <= before + 1  # other tests may have had the same
 
 
 def test_the_account_of_a_late_untie_is_of_two_matrices():

@@ -81,6 +81,30 @@ def test_the_cut_into_dispatches_changes_no_bit(arm, length):
     tiny.assert_same_bits(records, one_by_one)
 
 
+HYPERPARAMETERS = {
+    "cosine, clipped": ("optimizer.schedule=cosine", "optimizer.warmup_steps=7", "optimizer.clip_norm=0.3"),
+    "constant, decayed, the vocabulary with its own rate": (
+        "optimizer.name=adamw",
+        "optimizer.warmup_steps=0",
+        "optimizer.weight_decay=0.1",
+        "optimizer.vocab_weight_decay=0.23",
+        "optimizer.vocab_learning_rate=0.013",
+    ),
+}
+
+
+@pytest.mark.parametrize("fields", HYPERPARAMETERS.values(), ids=HYPERPARAMETERS)
+def test_hyperparameters_as_arguments_give_the_bits_of_constants(fields, monkeypatch):
+    config = tiny.make_config("model.body=mlp", "optimizer.learning_rate=0.0371", *fields)
+    found, _ = advance(config, [39])
+    constant = tiny.new_trainer(config)
+    constant.programs = (*constant.programs, "constants")
+    monkeypatch.setattr(constant, "_optimizer", lambda values: constant.optimizer)
+    none = tiny.slots(constant, [])
+    expected, _ = constant.advance(constant.init(np.uint32(0)), build_stream(config), np.int32(39), none, True)
+    tiny.assert_same_bits(found, expected)
+
+
 def test_recording_changes_no_bit(arm):
     plain, _ = advance(arm, [13, 13, 13])
     recorded, records = advance(arm, [13, 13, 13], range(39))
@@ -174,7 +198,7 @@ def test_one_program_serves_all_lengths_and_seeds():
     config = tiny.make_config()
     trainer = tiny.trainer_of(config)
     advance(config, [1])
-    programs = (type(trainer).advance, type(trainer).init)
+    programs = (type(trainer)._advance, type(trainer).init)
     before = [program._cache_size() for program in programs]
     for seed in (0, 1, 2**32 - 1):
         state = trainer.init(np.uint32(seed))
@@ -192,19 +216,28 @@ def test_nothing_is_compiled_after_the_first_run(tmp_path, monkeypatch):
         if event.endswith("backend_compile_duration"):
             compiled.append(event)
 
-    def stop_and_go_on(seed, seconds):
-        monkeypatch.setattr(loop, "DISPATCH_SECONDS", seconds)
-        config = tiny.make_config(f"seed={seed}")
-        with pytest.raises(loop.Interrupted):
-            tiny.train(tmp_path / f"run{seed}", config, stop_after=13)
-        tiny.train(tmp_path / f"run{seed}", config)
+    losses = set()
 
-    stop_and_go_on(1, 0.25)
+    def stop_and_go_on(seed, seconds, rate, decay, clip):
+        monkeypatch.setattr(loop, "DISPATCH_SECONDS", seconds)
+        fields = {"seed": seed, "data.seed": seed, "optimizer.name": "adamw", "optimizer.clip_norm": clip}
+        fields |= {f"optimizer.{name}": decay for name in ("weight_decay", "vocab_weight_decay")}
+        fields |= {"optimizer.learning_rate": rate, "optimizer.vocab_learning_rate": rate / 2}
+        config = tiny.make_config(*(f"{name}={value}" for name, value in fields.items()))
+        trainer, place = tiny.new_trainer(config), tmp_path / f"run{seed}"
+        with pytest.raises(loop.Interrupted):
+            tiny.train(place, config, stop_after=13, trainer=trainer)
+        tiny.train(place, config, trainer=trainer)
+        losses.add(tiny.metrics(place)[-1]["loss/eval"])
+
+    stop_and_go_on(1, 0.25, 0.05, 0.1, 1.0)
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
-        for seed, seconds in ((2, 0.0), (3, 1e-3), (4, 1e-2)):
-            stop_and_go_on(seed, seconds)
+        stop_and_go_on(2, 0.0, 0.05, 0.1, 0.3)
+        stop_and_go_on(3, 1e-3, 0.01, 0.1, 0.3)
+        stop_and_go_on(4, 1e-2, 0.01, 0.2, 0.3)
         assert not compiled
+        assert len(losses) == 4
         jax.jit(lambda x: x + 1)(1.0)
         assert compiled  # the listener hears
     finally:

@@ -52,18 +52,44 @@ class TrainState:
     carry: PyTree  # the state that the body hands to the next batch, B first; {} if it is of a kind that does not
 
 
+def _programs_of(config: Config) -> Config:
+    """What of a config the programs hold: seed and hyperparameters are their arguments, and records never enter."""
+    plain = Config()
+    return dataclasses.replace(
+        config,
+        seed=plain.seed,
+        data=dataclasses.replace(config.data, seed=plain.data.seed),
+        optimizer=optimizer.switches(config.optimizer),
+        train=dataclasses.replace(plain.train, steps=config.train.steps),
+        log=plain.log,
+        checkpoint=plain.checkpoint,
+    )
+
+
 class Trainer:
-    """The compiled programs of one arm. They serve every seed, so each is compiled once."""
+    """The compiled programs of one arm. They serve every seed, so each is compiled once; and every arm that differs in
+    nothing but hyperparameters, to which this trainer is equal."""
 
     def __init__(self, config: Config, frequency_bands: Int[np.ndarray, "V"]):
         self.config = config
         self.model = build_model(config, frequency_bands.tolist())
-        names = self.model.vocabulary, self.model.scoring_vocabulary
-        self.optimizer = optimizer.build(config.optimizer, config.train.steps, *names)
+        self.values = optimizer.Hyperparameters.of(config.optimizer).as_arguments()
+        self.optimizer = self._optimizer()
+        self.programs = (_programs_of(config), frequency_bands.tobytes())
         self.bands = jnp.asarray(frequency_bands)
         self.band_count = int(frequency_bands.max()) + 1
         # Records held on the device in one dispatch: few for large vocabularies, to bound their memory.
         self.slots = max(1, min(128, 2**18 // config.data.vocab_size))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Trainer) and self.programs == other.programs
+
+    def __hash__(self) -> int:
+        return hash(self.programs)
+
+    def _optimizer(self, values: optimizer.Hyperparameters | None = None) -> optax.GradientTransformation:
+        names = self.model.vocabulary, self.model.scoring_vocabulary
+        return optimizer.build(self.config.optimizer, self.config.train.steps, *names, values)
 
     @property
     def has_sum_rule(self) -> bool:
@@ -90,14 +116,13 @@ class Trainer:
             variables.get("carry", {}),
         )
 
-    @functools.partial(jax.jit, static_argnames="self", donate_argnames="state")
     def advance(
         self,
         state: TrainState,
         ahead: Ahead,
-        updates: Int[Array, ""],
-        record_at: Int[Array, "S"],
-        new_window: bool | Bool[Array, ""],
+        updates: np.int32,
+        record_at: Int[np.ndarray, "S"],
+        new_window: bool,
     ) -> tuple[TrainState, Records]:
         """Do some updates in one dispatch; their number is traced, so that no number recompiles.
 
@@ -106,8 +131,22 @@ class Trainer:
             record_at: steps whose update is recorded, in order, one for each slot; -1 in slots that stay empty.
             new_window: whether the window starts afresh.
 
-        The record is made beside the update and never changes it: a run has the same bits with and without.
+        The record is made beside the update and never changes it: a run has the same bits with and without. The state
+        is donated.
         """
+        return self._advance(self.values, state, ahead, updates, record_at, new_window)
+
+    @functools.partial(jax.jit, static_argnames="self", donate_argnames="state")
+    def _advance(
+        self,
+        values: optimizer.Hyperparameters,
+        state: TrainState,
+        ahead: Ahead,
+        updates: Int[Array, ""],
+        record_at: Int[Array, "S"],
+        new_window: bool | Bool[Array, ""],
+    ) -> tuple[TrainState, Records]:
+        rule = self._optimizer(values)
         started = jax.tree.map(lambda fresh, old: jnp.where(new_window, fresh, old), Window.empty(), state.window)
         state = dataclasses.replace(state, window=started)
         # One slot more, into which what is not recorded goes: a branch that passed the slots on would copy them all.
@@ -116,7 +155,7 @@ class Trainer:
 
         def one(_: Int[Array, ""], carry: tuple[TrainState, Records, Array]) -> tuple[TrainState, Records, Array]:
             state, records, used = carry
-            new, b, changes = self._update(state, ahead.batch(state.step))
+            new, b, changes = self._update(rule, values, state, ahead.batch(state.step))
             wanted = record_at[used] == state.step  # the next one, since they are in order
             # A branch, since to observe costs as much as a small update does.
             found = jax.lax.cond(wanted, lambda: self._observe(state, b, changes), lambda: nothing)
@@ -125,7 +164,13 @@ class Trainer:
         state, records, _ = jax.lax.fori_loop(0, updates, one, (state, records, jnp.zeros((), jnp.int32)))
         return state, records
 
-    def _update(self, state: TrainState, batch: Batch) -> tuple[TrainState, Backward, Params]:
+    def _update(
+        self,
+        rule: optax.GradientTransformation,
+        values: optimizer.Hyperparameters,
+        state: TrainState,
+        batch: Batch,
+    ) -> tuple[TrainState, Backward, Params]:
         """The state after one update, and how it came about: the backward pass, and the changes of the parameters."""
         # A sequence that does not go on from that of the last batch has nothing before it.
         body_carry = jax.tree.map(
@@ -145,11 +190,11 @@ class Trainer:
             train=True,
             z_loss=self.config.loss.z,
         )
-        changes, opt_state = self.optimizer.update(b.gradients, state.opt_state, state.params)
+        changes, opt_state = rule.update(b.gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, changes)
         changes, params, opt_state = self.model.share((changes, params, opt_state), state.step)
         sums = state.window
-        window = Window(sums.loss + b.loss, sums.clipped + self._is_clipped(b), sums.updates + 1)
+        window = Window(sums.loss + b.loss, sums.clipped + self._is_clipped(b, values.clip_norm), sums.updates + 1)
         return TrainState(state.step + 1, params, opt_state, window, state.seed, b.carry), b, changes
 
     def _observe(self, state: TrainState, b: Backward, changes: Params) -> Records:
@@ -170,8 +215,7 @@ class Trainer:
             )
         )
 
-    def _is_clipped(self, b: Backward) -> Int[Array, ""]:
-        limit = self.config.optimizer.clip_norm
-        if not limit:
+    def _is_clipped(self, b: Backward, limit: optimizer.Number) -> Int[Array, ""]:
+        if not self.config.optimizer.clip_norm:
             return jnp.zeros((), jnp.int32)
         return (optax.tree.norm(b.gradients) > limit).astype(jnp.int32)
