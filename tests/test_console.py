@@ -1,8 +1,14 @@
 """The console command `tied-lm`, inside and outside of the repository."""
 
+import contextlib
+import fcntl
 import json
+import os
+import pty
+import struct
 import subprocess
 import sys
+import termios
 import tomllib
 from pathlib import Path
 
@@ -72,6 +78,41 @@ def test_what_needs_no_arrays_loads_no_jax(arguments):
     code = f"import sys; sys.argv = ['tied-lm', *{arguments}]\nfrom tied_lm.cli.__main__ import main\n"
     code += "try: main()\nexcept SystemExit: assert 'jax' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_training_waits_for_no_library_that_it_does_not_need(tmp_path):
+    (tmp_path / "torch.py").write_text("")
+    code = "import sys\nfrom tied_lm.study import comparison, sweep\nfrom tied_lm.train import loop\n"
+    code += "found = {'torch', 'matplotlib', 'scipy.stats', 'pandas', 'xarray', 'altair'} & sys.modules.keys()\n"
+    code += "import torch\nassert not found, found"
+    environment = dict(os.environ) | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def in_terminal(*arguments, columns=80, **environment):
+    """What a terminal is sent, from the first byte to the last."""
+    terminal, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    command = [sys.executable, "-m", "tied_lm.cli", *arguments]
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=dict(os.environ) | environment, stdin=its, stdout=its, stderr=its, start_new_session=True
+    )
+    os.close(its)
+    sent = b""
+    with contextlib.suppress(OSError):  # so it ends
+        while new := os.read(terminal, 4096):
+            sent += new
+    os.close(terminal)
+    return process.wait(), sent.decode()
+
+
+def test_a_terminal_is_told_something_at_once_and_of_a_mistake_in_one_line():
+    code, sent = in_terminal("compare", "--config.model.features=0")
+    assert code == 2
+    first, error = sent.split("\r\x1b[K")
+    assert first == "configs/toy.py: loading the libraries ..."
+    assert error == "error: model.features = 0 is not possible; allowed: at least 1\r\n"
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import scipy  # whose parts are loaded when they are used
 from jaxtyping import Float, Int
-from scipy import special, stats
 
 MOST_SEEDS = 1000  # that are thought of when asking how many would be enough
 
@@ -59,13 +59,13 @@ def interval(values: Sequence[float]) -> Ends | None:
     """The 95% t interval of the mean; None for fewer than two values."""
     if len(values) < 2:
         return None
-    half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values))
+    half = scipy.stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values))
     mean = float(np.mean(values))
     return mean - float(half), mean + float(half)
 
 
 Scale = tuple[Callable[[Any], Any], Callable[[Any], Any]]
-SHARE: Scale = (special.logit, special.expit)
+SHARE: Scale = (lambda share: scipy.special.logit(share), lambda logit: scipy.special.expit(logit))
 COSINE: Scale = (np.arctanh, np.tanh)  # Fisher's z
 RATIO: Scale = (np.log, np.exp)
 
@@ -141,8 +141,8 @@ class Crossed:
         heldout, seeds, seed_variance = half(estimate.ci95_heldout), len(estimate.per_seed), 0.0
         if seeds > 1:
             of_seeds = max(half(estimate.ci95) ** 2 - heldout**2, 0.0)
-            seed_variance = seeds * of_seeds / stats.t.ppf(0.975, seeds - 1) ** 2
-        cluster_variance = (heldout / stats.t.ppf(0.975, clusters - 1)) ** 2 if clusters > 1 else math.nan
+            seed_variance = seeds * of_seeds / scipy.stats.t.ppf(0.975, seeds - 1) ** 2
+        cluster_variance = (heldout / scipy.stats.t.ppf(0.975, clusters - 1)) ** 2 if clusters > 1 else math.nan
         return cls(estimate.mean, estimate.per_seed, clusters, float(seed_variance), float(cluster_variance))
 
     def half_width(self, intervals: int = 1, seeds: int | None = None) -> float:
@@ -153,12 +153,14 @@ class Crossed:
             seeds: as if there were so many.
         """
         seeds, tail = seeds or len(self.per_seed), 0.025 / intervals
-        of_seeds = stats.t.isf(tail, seeds - 1) ** 2 * self.seed_variance / seeds if seeds > 1 else math.nan
+        of_seeds = scipy.stats.t.isf(tail, seeds - 1) ** 2 * self.seed_variance / seeds if seeds > 1 else math.nan
         return math.sqrt(of_seeds + self._of_clusters(tail))
 
     def _of_clusters(self, tail: float) -> float:
         return (
-            float(stats.t.isf(tail, self.clusters - 1) ** 2 * self.cluster_variance) if self.clusters > 1 else math.nan
+            float(scipy.stats.t.isf(tail, self.clusters - 1) ** 2 * self.cluster_variance)
+            if self.clusters > 1
+            else math.nan
         )
 
     def heldout_half_width(self) -> float:

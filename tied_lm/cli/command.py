@@ -17,8 +17,9 @@ from typing import Any, NoReturn
 from ml_collections import ConfigDict, FieldReference
 
 from tied_lm.checks import ConfigError
+from tied_lm.cli import terminal
 from tied_lm.cli.workers import stop_with_parent
-from tied_lm.config import OWN_DEFAULTS, completed, defaults, override, resolved
+from tied_lm.config import OPTIONS, OWN_DEFAULTS, completed, defaults, override, resolved
 from tied_lm.folder import cache_folder
 from tied_lm.tokenstring import printable
 
@@ -134,9 +135,13 @@ def parse(
         raise ConfigError("flagfile", known.flagfile, "no such flag; --config takes a file, with every field in it")
     check_path("workdir", known.workdir or Path())
     values = completed(load_config(known.config), OWN_DEFAULTS)
+    loading = printable(f"{known.config}: loading the libraries ...")
     for item in known.overrides:
         field, _, text = item.partition("=")
+        if field.startswith(tuple(f"{group}." for group in OPTIONS)):  # they are declared where models are built
+            terminal.begin(loading)
         override(values, field, text)
+    terminal.begin(loading)
     values = completed(values, defaults())
     resolved(values)  # a reference that gives nothing is a mistake in the config
     stem = re.sub(r"\.py(?=:|$)", "", known.config.rpartition("/")[2])
@@ -189,10 +194,12 @@ def set_up_jax() -> None:
         except (ConfigError, OSError) as error:
             tell(f"compiled programs are not kept: {error}")
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    terminal.end()
 
 
 def tell(line: str) -> None:
     """One line on standard error, which harms no terminal."""
+    terminal.end()
     print(printable(line), file=sys.stderr, flush=True)
 
 

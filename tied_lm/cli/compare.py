@@ -15,8 +15,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     from tied_lm.data.documents import told
     from tied_lm.study import comparison as c
     from tied_lm.study.plan import Plan
-    from tied_lm.study.report import REPORT
-    from tied_lm.study.summary import read_summary
+    from tied_lm.study.summary import REPORT, read_summary
     from tied_lm.study.verdict import verdict
     from tied_lm.train.resources import check_disk, shown
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tied_lm.checks import ConfigError
+from tied_lm.cli import terminal
 from tied_lm.cli.command import Parser, check_path, set_up_jax, tell
 from tied_lm.tokenstring import printable
 
@@ -83,6 +84,7 @@ def _check_folder(place: Path) -> None:
 def main(arguments: list[str], stop: threading.Event) -> None:
     flags = _parse(arguments)
     _check_folder(flags.run)
+    terminal.begin(printable(f"{flags.run}: loading the libraries ..."))
 
     import numpy as np
 

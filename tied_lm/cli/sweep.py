@@ -35,8 +35,6 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     from tied_lm.data.documents import told
     from tied_lm.study import sweep
     from tied_lm.study.comparison import check_runs
-    from tied_lm.study.sweepreport import PAGE, told_sweep, write_sweep_page
-    from tied_lm.study.sweepresults import Results, write_results
     from tied_lm.train.resources import check_disk, shown
 
     set_up_jax()
@@ -66,6 +64,9 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     if not the_sweep.is_complete():
         print(f"{sum(p.is_complete() for p in points)} of {len(points)} points are complete", file=sys.stderr)
         return
+    from tied_lm.study.sweepreport import PAGE, told_sweep, write_sweep_page
+    from tied_lm.study.sweepresults import Results, write_results
+
     with folder.locked(place, wait=True):
         results = Results.of(the_sweep)
         write_results(place, results)

@@ -5,6 +5,7 @@ May import `model`, whose schemes and bodies declare their own options, and what
 
 from tied_lm.config.arms import ARM_NAMES, Comparison, build_comparison
 from tied_lm.config.fields import (
+    OPTIONS,
     OWN_DEFAULTS,
     VERSION,
     Checkpoint,
@@ -26,6 +27,7 @@ from tied_lm.config.values import completed, flatten, put, resolved
 
 __all__ = [
     "ARM_NAMES",
+    "OPTIONS",
     "OWN_DEFAULTS",
     "VERSION",
     "Checkpoint",

@@ -3,9 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import xarray as xr
+from typing import TYPE_CHECKING, Any
 
 from tied_lm.config import Config, read_run
 from tied_lm.files import Damaged, read_json
@@ -14,6 +12,9 @@ from tied_lm.record import manifest
 from tied_lm.record.history import STRINGS, check, readable
 from tied_lm.record.runrecorder import HELDOUT, PROBE, ROWS
 from tied_lm.record.scalars import METRICS, read_metrics
+
+if TYPE_CHECKING:
+    import xarray
 
 CONTENT = ("text_train", "text_heldout", "text_tokenizer")
 BESIDE = ("version", *CONTENT)  # in config.json, beside the fields of the config
@@ -79,24 +80,24 @@ class Run:
         return values
 
     @property
-    def rows(self) -> xr.Dataset:
+    def rows(self) -> "xarray.Dataset":
         """Row statistics of single batches, over `step` and `token`; `token_string` shows each token. The cosine of a
         row of 0 is NaN."""
         return self._open_rows(ROWS)
 
     @property
-    def probe(self) -> xr.Dataset:
+    def probe(self) -> "xarray.Dataset":
         """Row statistics over the probe, over `step` and `token`; `token_string` shows each token."""
         return self._open_rows(PROBE)
 
     @property
-    def heldout(self) -> xr.Dataset:
+    def heldout(self) -> "xarray.Dataset":
         """Sums by held-out sequence at each evaluation, over `step` and `sequence`: `nll_<band>`, `tokens_<band>`, and
         where they mean something `excess`, `law` and `bytes`; see `records.Evaluation`. `cluster` is that of each
         sequence."""
         return self._open_rows(HELDOUT)
 
-    def _open_rows(self, name: str) -> xr.Dataset:
+    def _open_rows(self, name: str) -> "xarray.Dataset":
         path = self.folder / name
         if name != ROWS and not (self.folder / CONFIG).exists():
             raise FileNotFoundError(f"{self.folder} has no {name}: it was written by a RowRecorder, which has none")
@@ -118,10 +119,12 @@ class Run:
         return rows if strings is None else rows.assign_coords(token_string=("token", strings))
 
 
-def _checked(path: Path, entry: Mapping[str, Any] | None) -> xr.Dataset:
+def _checked(path: Path, entry: Mapping[str, Any] | None) -> "xarray.Dataset":
     """A log as far as the manifest vouches for it."""
+    import xarray  # here, since a run that is trained needs none, and it takes its time
+
     with readable(path):
-        rows = xr.open_zarr(path)
+        rows = xarray.open_zarr(path)
         if entry is None:
             return rows
         group = json.loads((path / "zarr.json").read_text(encoding="utf-8"))

@@ -12,12 +12,9 @@ from typing import Any
 import crc32c
 import numpy as np
 from jaxtyping import Int
-from tensorboardX import summary
-from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto.event_pb2 import Event
-from tensorboardX.proto.summary_pb2 import Summary
 
 from tied_lm.files import Damaged, replace
+from tied_lm.record.events import Event, EventsWriter, Summary, summary
 from tied_lm.record.histogram import EDGES
 from tied_lm.record.writer import Writer
 

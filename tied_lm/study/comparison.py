@@ -12,8 +12,7 @@ from tied_lm.files import read_json, write_json
 from tied_lm.record.reader import check_logs, open_run
 from tied_lm.record.scalars import is_finished
 from tied_lm.study.plan import Plan
-from tied_lm.study.report import REPORT, write_report
-from tied_lm.study.summary import SUMMARY, read_summary, summarize_comparison, write_summary
+from tied_lm.study.summary import REPORT, SUMMARY, read_summary, summarize_comparison, write_summary
 from tied_lm.train.loop import Diverged, train_run
 
 DIVERGED = "diverged.json"
@@ -111,4 +110,6 @@ def complete(
         }
         summary = summarize_comparison(plan, runs, diverged, before)
         write_summary(place, summary)
+        from tied_lm.study.report import write_report  # here, since pictures take long to load
+
         write_report(place, summary)

@@ -18,10 +18,9 @@ from tied_lm.record.reader import Run, open_run
 from tied_lm.rows import FIELDS, PARTS
 from tied_lm.study.heldout import Heldout
 from tied_lm.study.page import COLORS, html_table, new_figure, svg, write_page
-from tied_lm.study.summary import SCALES, Summary
+from tied_lm.study.summary import REPORT, SCALES, Summary
 from tied_lm.study.verdict import accounts, arm_table, conclusions, intervals
 
-REPORT = "report.html"
 UNDEFINED = Estimate(math.nan, None, ())
 
 

@@ -25,6 +25,7 @@ from tied_lm.study.plan import Arm, Plan
 from tied_lm.train.optimizer import highest_rate
 
 SUMMARY = "summary.json"
+REPORT = "report.html"
 AGAIN = "remove that file, and the same command makes it again"
 LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "numpy")
 SCALES: dict[str, Scale] = {"share": SHARE, "cosine": COSINE}
