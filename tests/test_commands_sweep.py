@@ -71,7 +71,9 @@ def test_a_grid_point_by_point_and_by_workers(tmp_path, here):
         assert point["eval_loss"] == {arm: values["eval_loss"] for arm, values in summary["arms"].items()}
         assert summary["seeds"] == [point["settings"]["seed"]]
         assert f"{point['differences']['tied']['mean']:+.4f}" in done.stdout
-    assert (place / "sweep.html").read_text().count("<svg") == 1
+    page = (place / "sweep.html").read_text()
+    assert page.count('<svg role="img"') == 3
+    assert page.count("/report.html") == 4
 
     finished = contents(place)
     out, err = here(*arguments)

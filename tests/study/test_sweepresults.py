@@ -12,9 +12,10 @@ from scipy import stats
 
 from tests.study.summaries import summary
 from tied_lm import TiedEmbedding
-from tied_lm.intervals import Crossed, Difference, HeldoutEstimate, outcome, summarize
+from tied_lm.intervals import COSINE, SHARE, Crossed, Difference, HeldoutEstimate, outcome, summarize
 from tied_lm.study.heldout import ClusterCount
 from tied_lm.study.ownbest import interval
+from tied_lm.study.summary import Split
 from tied_lm.study.sweepreport import caveats, sentences, table_rows, told_sweep, write_sweep_page
 from tied_lm.study.sweepresults import RATES as RATE_FIELDS
 from tied_lm.study.sweepresults import PointResult, Results, own_best_rates, write_results
@@ -34,7 +35,7 @@ def point_of(index, settings, per_seed):
     base = per_seed["untied"]
     return PointResult(
         index=index,
-        folder="",
+        folder="here",
         settings=settings,
         parameters=dict.fromkeys(per_seed, 10),
         diverged={arm: "no longer finite" for arm, values in per_seed.items() if values is None},
@@ -48,6 +49,7 @@ def point_of(index, settings, per_seed):
             if arm != "untied"
         },
         caveats={arm: () for arm, values in per_seed.items() if values is not None},
+        splits={"tied": Split(summarize([0.2, 0.25, 0.3], SHARE), summarize([-0.1, 0.0, 0.1], COSINE))},
     )
 
 
@@ -64,6 +66,7 @@ def results_from(points, arms, seeds, grid):
         points=points,
         rates=rates,
         combinations=own_best_rates(points, rates, "untied", MARGIN),
+        versions={"jax": "1.2.3"},
     )
 
 
@@ -271,7 +274,7 @@ def test_one_seed_has_no_interval_and_says_so(tmp_path):
         ({"model.scale_input": [False, True], WIDTH: [4, 400]}, ["4", "400"]),
     ],
 )
-def test_the_page_is_one_table_and_one_figure_in_one_file(tmp_path, grid, ticks):
+def test_the_page_is_one_table_and_three_pictures_in_one_file(tmp_path, grid, ticks):
     rng = np.random.default_rng(0)
     arms = ("tied", "<b>", "untied")
     points = [
@@ -280,7 +283,10 @@ def test_the_page_is_one_table_and_one_figure_in_one_file(tmp_path, grid, ticks)
     ]
     write_sweep_page(tmp_path, results_from(points, arms, 3, grid))
     page = (tmp_path / "sweep.html").read_text()
-    assert (page.count("<table"), page.count("<svg")) == (1, 1)
-    assert "<b>" not in page
+    assert (page.count("<table"), page.count('<svg role="img"')) == (1, 3)
+    assert "<b>" not in page.replace("<b>Versions</b>", "")
+    assert "jax 1.2.3" in page
+    assert page.count('href="here/report.html"') == 2 * len(points)
+    assert page.count("<td>0.248 [") == len(points)  # the mean on a logit scale, of the tied arm alone
     assert "src=" not in page
-    assert all(f"<!-- {tick} -->" in page for tick in ticks)
+    assert all(f">{tick}</text>" in page for tick in ticks)

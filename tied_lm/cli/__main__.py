@@ -13,6 +13,7 @@ COMMANDS = {
     "train": "train one model, once",
     "sweep": "compare arms at every point of a grid of config fields",
     "evaluate": "evaluate a run from one of its checkpoints, and sample from it",
+    "report": "write the page of a folder anew, without training",
     "benchmark": "measure speed and memory",
     "instrument": "train somebody else's model in somebody else's loop, recorded",
 }

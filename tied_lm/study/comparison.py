@@ -12,6 +12,7 @@ from tied_lm.files import read_json, write_json
 from tied_lm.record.reader import check_logs, open_run
 from tied_lm.record.scalars import is_finished
 from tied_lm.study.plan import Plan
+from tied_lm.study.provenance import recorded
 from tied_lm.study.summary import REPORT, SUMMARY, read_summary, summarize_comparison, write_summary
 from tied_lm.train.loop import Diverged, train_run
 
@@ -90,26 +91,37 @@ def complete(
     """
     with folder.locked(place):
         write_json(place / folder.CONFIG, plan.values)
-        diverged = read_diverged(place)
-        for name, config in plan.comparison.runs():
-            if name in diverged:
-                continue
-            progress = start(name, config.seed)
-            arm = plan.arms[name]
-            stream = arm.stream.with_seed(config.seed)
-            try:
-                train_run(arm.trainer, config, stream, run_folder(place, name, config), stop, progress)
-            except Diverged as error:
-                diverged[name] = str(error)
-                write_json(place / DIVERGED, diverged)
-        before = read_summary(place) if (place / SUMMARY).exists() else None
-        runs = {
-            name: [open_run(run_folder(place, name, c)) for other, c in plan.comparison.runs() if other == name]
-            for name in plan.arms
-            if name not in diverged
-        }
-        summary = summarize_comparison(plan, runs, diverged, before)
-        write_summary(place, summary)
+        with recorded(place):
+            diverged = _train(place, plan, stop, start)
+            before = read_summary(place) if (place / SUMMARY).exists() else None
+            runs = {
+                name: [open_run(run_folder(place, name, c)) for other, c in plan.comparison.runs() if other == name]
+                for name in plan.arms
+                if name not in diverged
+            }
+            write_summary(place, summarize_comparison(plan, runs, diverged, before))
         from tied_lm.study.report import write_report  # here, since pictures take long to load
 
-        write_report(place, summary)
+        write_report(place)
+
+
+def _train(
+    place: Path,
+    plan: Plan,
+    stop: threading.Event,
+    start: Callable[[str, int], Callable[[int], None]],
+) -> dict[str, str]:
+    """Train every run that is not finished; the arms that diverged, each with the reason."""
+    diverged = read_diverged(place)
+    for name, config in plan.comparison.runs():
+        if name in diverged:
+            continue
+        progress = start(name, config.seed)
+        arm = plan.arms[name]
+        stream = arm.stream.with_seed(config.seed)
+        try:
+            train_run(arm.trainer, config, stream, run_folder(place, name, config), stop, progress)
+        except Diverged as error:
+            diverged[name] = str(error)
+            write_json(place / DIVERGED, diverged)
+    return diverged

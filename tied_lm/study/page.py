@@ -1,61 +1,66 @@
-"""Tables and figures on one self-contained HTML page."""
+"""A self-contained HTML page: its frame, its tables, what can be folded."""
 
 import html
-import io
+from collections.abc import Sequence
+from importlib.resources import files
 from pathlib import Path
 
-import matplotlib as mpl
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
 from tied_lm.files import replace
+from tied_lm.study.palette import css
 
-# Okabe and Ito's colours, which stay apart for colour-blind readers.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
-table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .25rem .5rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; }
-.wide { overflow-x: auto; } svg { max-width: 100%; height: auto; } .note { color: #555; font-size: .9rem; }
-"""
+# Nothing is asked of any other place, whatever stands on a page.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
-def svg(figure: Figure) -> str:
-    """The figure as an element of a page."""
-    buffer = io.StringIO()
-    # A fixed salt, so that one summary always gives one file.
-    with mpl.rc_context({"svg.hashsalt": "tied_lm"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    text = buffer.getvalue()
-    return text[text.index("<svg") :]
+def resource(name: str) -> str:
+    """A file that lies beside this one."""
+    return (files("tied_lm.study") / name).read_text(encoding="utf-8")
 
 
-def new_figure(panels: int, height: float = 3.6) -> tuple[Figure, list[Axes]]:
-    """So many panels in the style of all figures, at most three in a row; `height` is that of a row."""
-    columns = min(panels, 3)
-    rows = -(-panels // columns)
-    figure = Figure(figsize=(10, rows * height), layout="constrained")
-    axes = list(figure.subplots(rows, columns, squeeze=False).ravel())
-    for ax in axes[panels:]:
-        ax.remove()
-    axes = axes[:panels]
-    for ax in axes:
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.grid(color="#eee")
-        ax.set_axisbelow(True)
-    return figure, axes
-
-
-def write_page(path: Path, title: str, parts: list[str]) -> None:
+def write_page(path: Path, title: str, parts: Sequence[str], policy: str = POLICY) -> None:
     """Replace a self-contained HTML file in one go."""
-    head = f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}</title><style>{STYLE}</style>"
-    replace(path, "\n".join([head, f"<h1>{html.escape(title)}</h1>", *parts, "</html>\n"]).encode())
+    name = html.escape(title)
+    head = (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        f"<title>{name}</title><style>{css()}{resource('page.css')}</style></head><body><main>"
+    )
+    replace(path, "\n".join([head, f"<h1>{name}</h1>", *parts, "</main></body></html>\n"]).encode())
 
 
-def html_table(rows: list[list[str]]) -> str:
-    """A table whose first row is its head."""
+def paragraph(text: str, kind: str = "") -> str:
+    """A text of one paragraph."""
+    return f"<p{kind and f' class={kind}'}>{html.escape(text)}</p>"
+
+
+def labelled(label: str, text: str) -> str:
+    """A line with its name."""
+    return f"<p class=line><b>{html.escape(label)}</b> {html.escape(text)}</p>"
+
+
+def folded(title: str, content: str) -> str:
+    """What is shown when it is asked for; on paper it stays folded."""
+    return f"<details><summary>{html.escape(title)}</summary>{content}</details>"
+
+
+def link(address: str, text: str) -> str:
+    """To a file beside the page."""
+    return f'<a href="{html.escape(address)}">{html.escape(text)}</a>'
+
+
+def html_table(rows: Sequence[Sequence[str]], marked: Sequence[int] = (), linked: Sequence[str] = ()) -> str:
+    """A table whose first row is its head.
+
+    Args:
+        marked: numbers of the rows, without the head, that are told apart.
+        linked: for each row, without the head, the file that its first cell leads to, "" for none.
+    """
     head, *body = [[html.escape(cell) for cell in row] for row in rows]
-    lines = ["<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in body]
-    return f"<table><tr>{''.join(f'<th>{cell}</th>' for cell in head)}</tr>{''.join(lines)}</table>"
+    lines = []
+    for k, (first, *others) in enumerate(body):
+        name = f'<a href="{html.escape(linked[k])}">{first}</a>' if linked and linked[k] else first
+        cells = f"<th scope=row>{name}</th>" + "".join(f"<td>{cell}</td>" for cell in others)
+        lines.append(f"<tr{' class=marked' if k in marked else ''}>{cells}</tr>")
+    names = "".join(f"<th scope=col>{cell}</th>" for cell in head)
+    return f"<div class=wide><table><thead><tr>{names}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"

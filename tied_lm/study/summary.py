@@ -128,25 +128,27 @@ def read_summary(place: Path) -> Summary:
     values = read_json(place / SUMMARY, AGAIN)
     try:
         values["differences"] = {name: found["eval_loss"] for name, found in values["differences"].items()}
-        summary: Summary = _typed(Summary, values)
+        summary: Summary = typed(Summary, values)
         return summary
     except (AttributeError, KeyError, TypeError):
         raise Damaged(f"{place / SUMMARY} is no summary; {AGAIN}") from None
 
 
-def _typed(kind: Any, value: Any) -> Any:
+def typed(kind: Any, value: Any) -> Any:
     """A value of JSON as a type. A dataclass takes its fields and leaves what it does not know."""
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         kinds = get_type_hints(kind)
-        return kind(**{name: _typed(kinds[name], value[name]) for name in kinds if name in value})
+        return kind(**{name: typed(kinds[name], value[name]) for name in kinds if name in value})
     of = [one for one in get_args(kind) if one is not NoneType]
     if value is None or not of:
         return value
     if get_origin(kind) is dict:
-        return {key: _typed(of[1], one) for key, one in value.items()}
+        return {key: typed(of[1], one) for key, one in value.items()}
     if get_origin(kind) is tuple:
-        return tuple(_typed(of[0], one) for one in value)
-    return _typed(of[0], value)
+        return tuple(typed(of[0], one) for one in value)
+    if get_origin(kind) is list:
+        return [typed(of[0], one) for one in value]
+    return typed(of[0], value)
 
 
 def summarize_comparison(

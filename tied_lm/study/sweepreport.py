@@ -1,32 +1,26 @@
 """The results of a sweep as sentences, one table and one figure."""
 
 import html
-import itertools
 import math
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
+from tied_lm.files import read_json
+from tied_lm.folder import CONFIG
 from tied_lm.intervals import Difference, Estimate
 from tied_lm.study.ownbest import fewest_seeds
-from tied_lm.study.page import COLORS, html_table, new_figure, svg, write_page
-from tied_lm.study.sweep import short_names, show
-from tied_lm.study.sweepresults import Combination, Results, Settings
+from tied_lm.study.page import html_table, labelled, paragraph, write_page
+from tied_lm.study.picture import section
+from tied_lm.study.report import write_report
+from tied_lm.study.subject import Subject
+from tied_lm.study.summary import REPORT
+from tied_lm.study.sweep import SWEEP, short_names, show
+from tied_lm.study.sweepfigure import OWN, differences, splits, told_settings
+from tied_lm.study.sweepresults import RESULTS, Combination, PointResult, Results, read_results
 from tied_lm.study.verdict import looks, table, with_interval
 
 PAGE = "sweep.html"
-MARKERS = "os^Dv"
-OWN = "own best"
 CAVEAT = " !"
 MOST_CAVEATS = 8  # that the terminal shows
-
-
-def _settings(settings: Settings) -> str:
-    names = short_names(list(settings))
-    return ", ".join(f"{names[field]}={show(value)}" for field, value in settings.items())
 
 
 def _mean(loss: Estimate | None) -> str:
@@ -139,8 +133,8 @@ def _own_best(combination: Combination, rates: list[str]) -> str:
             continue
         edges = [names[field] for field in own.at_edge]
         edge = f" (at the edge of the grid in {' and '.join(edges)}: a better one may lie beyond)" if edges else ""
-        ends.append(f"{arm} at {_settings(own.rates)}{edge}")
-    where = f"With {_settings(combination.settings)}: b" if combination.settings else "B"
+        ends.append(f"{arm} at {told_settings(own.rates)}{edge}")
+    where = f"With {told_settings(combination.settings)}: b" if combination.settings else "B"
     return f"{where}est rates: {'; '.join(ends)}."
 
 
@@ -153,7 +147,7 @@ def sentences(results: Results) -> list[str]:
             "point's report.html says how, and how near."
         )
     said += _own_rates(results)
-    diverged = [f"{arm} at {_settings(point.settings)}" for point in results.points for arm in point.diverged]
+    diverged = [f"{arm} at {told_settings(point.settings)}" for point in results.points for arm in point.diverged]
     if diverged:
         counted = ", and count as an infinite loss when rates are chosen" if results.rates else ""
         said.append(f"Diverged in some seed{counted}: {'; '.join(diverged)}.")
@@ -165,7 +159,7 @@ def sentences(results: Results) -> list[str]:
 def caveats(results: Results) -> list[str]:
     """What the curves of each point say against its losses, which an exclamation mark points to."""
     return [
-        f"{_settings(point.settings)}: {sentence}"
+        f"{told_settings(point.settings)}: {sentence}"
         for point in results.points
         for of_arm in point.caveats.values()
         for sentence in of_arm
@@ -179,89 +173,66 @@ def told_sweep(results: Results) -> str:
     return "\n".join([table(table_rows(results)), "", *sentences(results), *found[:MOST_CAVEATS], *more])
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def _page_table(results: Results) -> str:
+    """The table with the difference second, share and cosine, and links to the points' own pages."""
+    names = short_names(list(results.grid))
+    others = [arm for arm in results.arms if arm != results.baseline]
+    points: list[PointResult | None] = [point for point in results.points for _ in others]
+    head, *rows = table_rows(results)
+    count = len(names)
+    shown = [["point", *head[:count], head[count], *head[count + 1 :], "lookup's share", "cosine"]]
+    linked = []
+    for k, row in enumerate(rows):
+        point = points[k] if k < len(points) else None
+        split = point and point.splits.get(row[count])
+        found = [with_interval(one, digits=3) for one in ((split.share, split.cosine) if split else (None, None))]
+        shown.append([point.folder[:3] if point else OWN, *row, *found])
+        linked.append(f"{point.folder}/{REPORT}" if point else "")
+    return html_table(shown, linked=linked)
 
 
-Line = list[tuple[str, Estimate]]  # the value of the field on the x axis, and the difference there
+def _state(subject: Subject) -> str:
+    """How far a point is."""
+    done = sum(step == last for _, _, step, last, _ in subject.states)
+    wanted = len(subject.names) * subject.values["compare"]["seeds"]
+    return "finished" if subject.summary else f"{done} of {wanted} runs finished, {len(subject.states)} begun"
 
 
-def _lines(entries: list[tuple[str, Settings, Estimate | None]], field: str) -> dict[str, Line]:
-    """Entries (arm, settings, difference) as lines over one field, one for each arm and combination of the others."""
-    lines: dict[str, Line] = {}
-    for arm, settings, difference in entries:
-        if difference is not None:
-            rest = _settings({f: value for f, value in settings.items() if f != field})
-            lines.setdefault(f"{arm}, {rest}" if rest else arm, []).append((show(settings.get(field, OWN)), difference))
-    return lines
+def rewrite_sweep(place: Path) -> None:
+    """Write anew the pages of the points that have begun, and that of the sweep; nothing is trained.
 
-
-def _axis(results: Results) -> tuple[str, dict[str, float], bool]:
-    """The field on the x axis, the place of each of its values there, and whether the axis is logarithmic."""
-    grid = results.grid
-    field = next((f for f, values in grid.items() if all(map(_is_number, values))), next(iter(grid)))
-    values = grid[field]
-    if not all(map(_is_number, values)):
-        return field, {show(value): float(i) for i, value in enumerate(values)}, False
-    return field, {show(value): float(value) for value in values}, min(values) > 0 and max(values) >= 10 * min(values)
-
-
-def _draw(ax: Axes, x: list[float], differences: list[Estimate], **style: Any) -> None:
-    reach = [(d.mean - d.shown[0], d.shown[1] - d.mean) if d.shown else (math.nan, math.nan) for d in differences]
-    ax.errorbar(x, [d.mean for d in differences], np.array(reach).T, capsize=3, **style)
-
-
-def _figure(results: Results) -> Figure:
-    """The difference to the baseline against the first numeric field, one line for each combination of the others."""
-    field, at, logarithmic = _axis(results)
-    shared = _lines([(arm, p.settings, d) for p in results.points for arm, d in p.differences.items()], field)
-    own = _lines(
-        [(arm, c.settings, best.difference) for c in results.combinations for arm, best in c.own.items() if best], field
-    )
-    figure, (ax,) = new_figure(1, 5)
-    ax.axhline(0, color="#888", lw=1)
-    if results.seeds > 1:
-        ax.axhspan(-results.margin, results.margin, color="#888", alpha=0.15, lw=0, label="within the margin")
-    styles = itertools.cycle([(color, marker) for marker in MARKERS for color in COLORS[:-1]])
-    style_of = dict(zip(shared, styles, strict=False))
-    low, high = min(at.values()), max(at.values())
-    span = high - low or 1.0
-    step = 0.03 / max(len(shared), 4)  # of the axis, from line to line, so that no interval hides another
-
-    def places(line: Line, number: int) -> list[float]:
-        shift = step * (number - (len(shared) - 1) / 2)
-        return [at[value] * (high / low) ** shift if logarithmic else at[value] + shift * span for value, _ in line]
-
-    over_rates = field in results.rates
-    for number, (name, line) in enumerate(shared.items()):
-        line.sort(key=lambda pair: at[pair[0]])
-        color, marker = style_of[name]
-        faint = 0.5 if own and not over_rates else 1.0  # where the lines at the arms' own rates matter more
-        style = {"fmt": f"{marker}-", "color": color, "label": name, "lw": 1.3, "ms": 5, "alpha": faint}
-        _draw(ax, places(line, number), [d for _, d in line], **style)
-    if own and over_rates:
-        at[OWN] = high * (high / low) ** 0.12 if logarithmic else high + 0.12 * span
-    for number, (name, line) in enumerate(own.items()):
-        line.sort(key=lambda pair: at[pair[0]])
-        style = {"fmt": "s", "color": style_of[name][0] if name in style_of else COLORS[-1], "ms": 6}
-        if not over_rates:
-            label = f"{name}, each at its own best rate"
-            style = {"fmt": "s--", "color": COLORS[-1], "label": label, "lw": 2, "ms": 6}
-        _draw(ax, places(line, number if over_rates else len(shared) + number), [d for _, d in line], **style)
-    ax.set(xlabel=field, ylabel=f"held-out loss: difference to {results.baseline}, nats a token")
-    if logarithmic:
-        ax.set_xscale("log")
-    ax.set_xticks(list(at.values()), list(at))
-    ax.minorticks_off()
-    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-    return figure
+    Raises:
+        Damaged: what was written is not what is there.
+    """
+    points = [Subject.of(path.parent) for path in sorted(place.glob(f"*/{CONFIG}"))]
+    for point in points:
+        write_report(point.place)
+    if (place / RESULTS).exists():
+        write_sweep_page(place, read_results(place))
+        return
+    values = read_json(place / SWEEP, "restore it")
+    count = math.prod(map(len, values["grid"].values()))
+    done = sum(point.summary is not None for point in points)
+    rows = [["point", "state"], *([point.place.name, _state(point)] for point in points)]
+    parts = [
+        paragraph(f"Not finished: {done} of {count} points are, {len(points)} have begun.", "verdict"),
+        html_table(rows, linked=[f"{point.place.name}/{REPORT}" for point in points]),
+    ]
+    write_page(place / PAGE, f"A sweep over {', '.join(values['grid'])}", parts)
 
 
 def write_sweep_page(place: Path, results: Results) -> None:
     """Write sweep.html into the folder of a finished sweep."""
     others = " and ".join(arm for arm in results.arms if arm != results.baseline)
     title = f"{others} against {results.baseline} over {', '.join(results.grid)}"
-    notes = "".join(f"<p class=note>{html.escape(sentence)}</p>" for sentence in sentences(results))
     more = "".join(f"<li>{html.escape(caveat)}</li>" for caveat in caveats(results))
-    rows = f"<div class=wide>{html_table(table_rows(results))}</div>"
-    write_page(place / PAGE, title, [svg(_figure(results)), rows, notes, f"<ul class=note>{more}</ul>" if more else ""])
+    split = splits(results)
+    parts = [
+        section(differences(results)),
+        _page_table(results),
+        *(paragraph(sentence, "note") for sentence in sentences(results)),
+        f"<ul class=note>{more}</ul>" if more else "",
+        section(split) if split else "",
+        labelled("Versions", ", ".join(f"{name} {number}" for name, number in results.versions.items())),
+    ]
+    write_page(place / PAGE, title, parts)

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from tied_lm.files import write_json
+from tied_lm.files import Damaged, read_json, write_json
 from tied_lm.intervals import Crossed, Difference, Estimate, HeldoutEstimate
 from tied_lm.model.embedding import count_parameters
 from tied_lm.study.ownbest import at_own_best, difference
-from tied_lm.study.summary import Summary, read_summary
+from tied_lm.study.summary import AGAIN, Split, Summary, read_summary, typed
 from tied_lm.study.sweep import Point, Sweep
 
 RESULTS = "results.json"
@@ -22,7 +22,8 @@ Settings = dict[str, Any]  # values of the grid, by field
 
 @dataclasses.dataclass(frozen=True)
 class PointResult:
-    """A point's summary in short. None is the loss of an arm that diverged, and a difference that it enters."""
+    """A point's summary in short. None is the loss of an arm that diverged, and a difference that it enters. Fields
+    with a default are those that older files lack."""
 
     index: int
     folder: str
@@ -32,6 +33,8 @@ class PointResult:
     eval_loss: dict[str, HeldoutEstimate | None]
     differences: dict[str, Difference | None]
     caveats: dict[str, tuple[str, ...]]  # sentences by arm
+    # Over the probe at the last step; None for an arm that is not tied.
+    splits: dict[str, Split | None] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(cls, point: Point, summary: Summary, intervals: int) -> "PointResult":
@@ -54,6 +57,7 @@ class PointResult:
                 if name != summary.baseline
             },
             caveats={name: arm.caveats for name, arm in summary.arms.items()},
+            splits={name: arm.split for name, arm in summary.arms.items()},
         )
 
 
@@ -108,6 +112,7 @@ class Results:
     points: list[PointResult]
     rates: list[str]  # which fields of the grid are rates
     combinations: list[Combination]
+    versions: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(cls, sweep: Sweep) -> "Results":
@@ -127,6 +132,7 @@ class Results:
             points=points,
             rates=rates,
             combinations=own_best_rates(points, rates, comparison.baseline, comparison.margin),
+            versions=summaries[0].versions,
         )
 
 
@@ -153,6 +159,21 @@ def own_best_rates(
 def write_results(place: Path, results: Results) -> None:
     """Write results.json into the folder of a sweep."""
     write_json(place / RESULTS, dataclasses.asdict(results))
+
+
+def read_results(place: Path) -> Results:
+    """What `write_results` wrote, now or in an older version.
+
+    Raises:
+        Damaged: it is not that.
+        FileNotFoundError: there is none.
+    """
+    values = read_json(place / RESULTS, AGAIN)
+    try:
+        results: Results = typed(Results, values)
+        return results
+    except (AttributeError, KeyError, TypeError):
+        raise Damaged(f"{place / RESULTS} holds no results; {AGAIN}") from None
 
 
 def _without(settings: Settings, fields: Sequence[str]) -> Settings:
