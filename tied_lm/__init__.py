@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tied_lm.record.reader import open_run
     from tied_lm.record.rowrecorder import RowRecorder
     from tied_lm.rows import RowStats, UseStats
+    from tied_lm.study.reading import open_comparison, open_sweep
 
 __all__ = [
     "GradientSplit",
@@ -28,7 +29,9 @@ __all__ = [
     "embed_loss_and_gradients",
     "geometry",
     "loss_and_gradients",
+    "open_comparison",
     "open_run",
+    "open_sweep",
     "row_stats",
     "split_embed_gradients",
     "split_gradients",
@@ -44,5 +47,6 @@ _, __getattr__, __dir__ = door(
         "record.reader": "open_run",
         "record.rowrecorder": "RowRecorder",
         "rows": "RowStats UseStats",
+        "study.reading": "open_comparison open_sweep",
     },
 )

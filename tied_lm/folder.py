@@ -12,6 +12,7 @@ from tied_lm.config import differing_fields
 from tied_lm.files import Damaged, read_json
 
 CONFIG = "config.json"
+SWEEP = "sweep.json"
 LOCK = ".lock"
 
 

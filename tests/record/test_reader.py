@@ -46,7 +46,10 @@ def test_scalars_by_step(place):
 
 
 def test_an_unknown_tag_lists_those_there_are(place):
-    with pytest.raises(KeyError, match=r"'loss/evil' is not among the tags .*loss/eval.*split/share"):
+    with pytest.raises(
+        KeyError,
+        match=r"'loss/evil' is not among .*; did you mean 'loss/eval'\? .*loss/eval.*split/share",
+    ):
         open_run(place).scalars("loss/evil")
 
 
@@ -137,7 +140,10 @@ def test_a_comparison_is_no_run(place):
     with pytest.raises(FileNotFoundError, match=rf"^{comparison} is no run: .*; a run in it is {place}$"):
         open_run(comparison)
     (comparison / "config.json").write_text('{"seed": 0, "compare": {"seeds": 1}}')
-    with pytest.raises(FileNotFoundError, match=rf"^{comparison} is a comparison, not a run; a run in it is {place}$"):
+    with pytest.raises(
+        FileNotFoundError,
+        match=rf"^{comparison} is a comparison, not a run: open_comp.*; a run in it is {place}$",
+    ):
         open_run(comparison)
     (comparison / "config.json").unlink()
 

@@ -1,5 +1,6 @@
 """Reading runs back, finished or still running."""
 
+import difflib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tied_lm.config import Config, read_run
 from tied_lm.files import Damaged, read_json
-from tied_lm.folder import CONFIG
+from tied_lm.folder import CONFIG, SWEEP
 from tied_lm.record import manifest
 from tied_lm.record.history import STRINGS, check, readable
 from tied_lm.record.runrecorder import HELDOUT, PROBE, ROWS
@@ -54,29 +55,41 @@ class Run:
         values = read_json(self.folder / CONFIG, "restore it")
         return {name: values[name] for name in CONTENT if name in values}
 
-    def _lines(self) -> list[dict[str, Any]]:
+    def lines(self) -> list[dict[str, Any]]:
+        """All scalars: values by tag for each step, the `step` among them; NaN for what is undefined."""
         lines = read_metrics(self.folder)
         if not lines:
             raise FileNotFoundError(f"{self.folder} has no data yet: the run has not written anything so far")
         return lines
 
+    def has_data(self) -> bool:
+        """Whether the run has written any scalars so far."""
+        return bool(read_metrics(self.folder))
+
+    def steps(self) -> list[int]:
+        """Steps of all scalars so far."""
+        return [line["step"] for line in self.lines()]
+
     def last(self) -> dict[str, float]:
         """Values by tag at the newest step; NaN for what is undefined there, as a share of 0 / 0."""
-        return self._lines()[-1]
+        return self.lines()[-1]
 
     def tags(self) -> set[str]:
         """Names of all scalars so far."""
-        return {name for line in self._lines() for name in line} - {"step"}
+        return {name for line in self.lines() for name in line} - {"step"}
 
     def scalars(self, tag: str) -> dict[int, float]:
         """Values by step; NaN where it is undefined.
 
         Raises:
-            KeyError: there is no such tag; the message lists those there are.
+            KeyError: there is no such tag; the message names the nearest, and lists those there are.
         """
-        values = {line["step"]: line[tag] for line in self._lines() if tag in line}
+        values = {line["step"]: line[tag] for line in self.lines() if tag in line}
         if not values:
-            raise KeyError(f"{tag!r} is not among the tags {', '.join(sorted(self.tags()))}")
+            tags = sorted(self.tags())
+            near = difflib.get_close_matches(tag, tags, 1)
+            meant = f"; did you mean {near[0]!r}?" if near else "."
+            raise KeyError(f"{tag!r} is not among the tags{meant} There are {', '.join(tags)}")
         return values
 
     @property
@@ -124,7 +137,7 @@ def _checked(path: Path, entry: Mapping[str, Any] | None) -> "xarray.Dataset":
     import xarray  # here, since a run that is trained needs none, and it takes its time
 
     with readable(path):
-        rows = xarray.open_zarr(path)
+        rows = xarray.open_zarr(path, chunks=None)  # as it is without dask
         if entry is None:
             return rows
         group = json.loads((path / "zarr.json").read_text(encoding="utf-8"))
@@ -159,7 +172,11 @@ def _check_is_run(folder: Path) -> None:
     is_comparison = config.exists() and "compare" in read_json(config, "restore it")
     if not is_comparison and (config.exists() or (folder / METRICS).exists()):
         return
-    kind = "a comparison, not a run" if is_comparison else f"no run: it has neither {CONFIG} nor {METRICS}"
+    kind = f"no run: it has neither {CONFIG} nor {METRICS}"
+    if is_comparison:
+        kind = "a comparison, not a run: open_comparison reads all of it"
+    elif (folder / SWEEP).exists():
+        kind = "a sweep, not a run: open_sweep reads all of it"
     below = sorted(path.parent for depth in (1, 2, 3) for path in folder.glob("*/" * depth + METRICS))
     raise FileNotFoundError(f"{folder} is {kind}" + (f"; a run in it is {below[0]}" if below else ""))
 

@@ -15,10 +15,10 @@ from tied_lm.checks import ConfigError
 from tied_lm.config import Data, build_comparison, flatten, override, put, resolved
 from tied_lm.data.sources import Stream, with_vocabulary
 from tied_lm.files import write_json
+from tied_lm.folder import SWEEP
 from tied_lm.study import comparison as c
 from tied_lm.study.plan import Plan, comparison_values
 
-SWEEP = "sweep.json"
 MOST_POINTS = 1000
 
 
@@ -50,12 +50,11 @@ class Sweep:
         """
         streams: dict[Data, Stream] = {}
         points = []
-        for index, combination in enumerate(itertools.product(*grid.values())):
-            settings = dict(zip(grid, combination, strict=True))
+        for index, settings in enumerate(settings_of(grid)):
             changed = copy.deepcopy(dict(values))
             for field, value in settings.items():
                 put(changed, field, value)
-            points.append(Point(index, settings, Plan.of(changed, streams), place / _folder_name(index, settings)))
+            points.append(Point(index, settings, Plan.of(changed, streams), place / folder_name(index, settings)))
         return cls(place, points, resolved_values(values, grid))
 
     def open(self) -> None:
@@ -73,6 +72,11 @@ class Sweep:
 
     def is_complete(self) -> bool:
         return all(point.is_complete() for point in self.points)
+
+
+def settings_of(grid: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
+    """Value by field, for each point of a grid, in their order."""
+    return [dict(zip(grid, combination, strict=True)) for combination in itertools.product(*grid.values())]
 
 
 def read_grid(values: Mapping[str, Any], texts: Sequence[str]) -> dict[str, list[Any]]:
@@ -127,7 +131,7 @@ def show(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _folder_name(index: int, settings: Mapping[str, Any]) -> str:
+def folder_name(index: int, settings: Mapping[str, Any]) -> str:
     """The index, which makes it unique, and the values, which make it readable."""
     names = short_names(list(settings))
     text = " ".join(f"{names[field]}={show(value)}" for field, value in settings.items())

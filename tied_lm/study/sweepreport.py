@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 
 from tied_lm.files import read_json
-from tied_lm.folder import CONFIG
+from tied_lm.folder import CONFIG, SWEEP
 from tied_lm.intervals import Difference, Estimate
 from tied_lm.study.ownbest import fewest_seeds
 from tied_lm.study.page import html_table, labelled, paragraph, write_page
@@ -13,7 +13,7 @@ from tied_lm.study.picture import section
 from tied_lm.study.report import write_report
 from tied_lm.study.subject import Subject
 from tied_lm.study.summary import REPORT
-from tied_lm.study.sweep import SWEEP, short_names, show
+from tied_lm.study.sweep import short_names, show
 from tied_lm.study.sweepfigure import OWN, differences, splits, told_settings
 from tied_lm.study.sweepresults import RESULTS, Combination, PointResult, Results, read_results
 from tied_lm.study.verdict import looks, table, with_interval
