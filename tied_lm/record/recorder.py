@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,8 @@ class Recorder:
         label: see `Writer`.
     """
 
+    failed = False
+
     def __init__(self, folder: Path, first_step: int, logs: Mapping[str, Log], writers: Sequence[str], label: str = ""):
         self.folder, self.manifest = folder, Manifest(folder, first_step)
         self.arrays = {
@@ -75,13 +77,14 @@ class Recorder:
 
     def write(self, step: int, scalars: Mapping[str, float], histograms: Histograms, arrays: Arrays) -> None:
         """Write down all there is of one step; each step is written once, in order."""
-        for name, values in arrays.items():
-            self.arrays[name].append(step, values)
-        for writer in self.writers:
-            for tag, counts in histograms.items():
-                writer.histogram(step, tag, counts)
-            if scalars:
-                writer.scalars(step, scalars)
+        with self._all():
+            for name, values in arrays.items():
+                self.arrays[name].append(step, values)
+            for writer in self.writers:
+                for tag, counts in histograms.items():
+                    writer.histogram(step, tag, counts)
+                if scalars:
+                    writer.scalars(step, scalars)
 
     def describe(self, texts: Mapping[str, str], charts: Mapping[str, Mapping[str, Sequence[str]]]) -> None:
         """Write down what is said once."""
@@ -93,12 +96,22 @@ class Recorder:
 
     def flush(self) -> None:
         """Put all that was written on the disk."""
-        for log in self.arrays.values():
-            log.flush()
-        for writer in self.writers:
-            writer.flush()
-        files = [path for writer in self.writers for path in writer.files()]
-        self.manifest.publish(files, {name: log.entry() for name, log in self.arrays.items()})
+        with self._all():
+            for log in self.arrays.values():
+                log.flush()
+            for writer in self.writers:
+                writer.flush()
+            files = [path for writer in self.writers for path in writer.files()]
+            self.manifest.publish(files, {name: log.entry() for name, log in self.arrays.items()})
+
+    @contextlib.contextmanager
+    def _all(self) -> Iterator[None]:
+        """After an error nothing more is vouched for: a part may have been written, and would be once more."""
+        try:
+            yield
+        except BaseException:
+            self.failed = True
+            raise
 
     def let_go(self) -> None:
         """Close the files, and write no more."""
@@ -108,6 +121,7 @@ class Recorder:
 
     def close(self) -> None:
         try:
-            self.flush()
+            if not self.failed:
+                self.flush()
         finally:
             self.let_go()

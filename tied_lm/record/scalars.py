@@ -13,9 +13,15 @@ from tied_lm.record.writer import Writer
 METRICS = "metrics.jsonl"
 
 
+def _number(value: float) -> str:
+    """A number as JSON. What is larger than every double is read as infinity, and JSON has no other word for that."""
+    if math.isnan(value):
+        return "null"
+    return json.dumps(value) if math.isfinite(value) else "1e999" if value > 0 else "-1e999"
+
+
 def _json(line: Mapping[str, float]) -> str:
-    values = {tag: None if math.isnan(value) else value for tag, value in line.items()}
-    return json.dumps(values, allow_nan=False) + "\n"
+    return "{" + ", ".join(f"{json.dumps(tag)}: {_number(value)}" for tag, value in line.items()) + "}\n"
 
 
 class Metrics(Writer):

@@ -17,12 +17,12 @@ from tied_lm import bands, folder
 from tied_lm.config import VERSION, Config, to_dict
 from tied_lm.data.sources import Stream
 from tied_lm.files import write_json
+from tied_lm.record.background import Background
 from tied_lm.record.rowtags import Rows
 from tied_lm.record.runrecorder import RunRecorder
 from tied_lm.record.scalars import is_finished
 from tied_lm.record.slots import Evaluation, Probe, Records
 from tied_lm.train import evaluation as programs
-from tied_lm.train.background import Background
 from tied_lm.train.calendar import Schedule
 from tied_lm.train.checkpoint import METRIC, Checkpoints
 from tied_lm.train.clock import Clock

@@ -10,24 +10,37 @@ class Background:
     """Runs jobs in the order in which they come. At most `limit` wait, so what they hold is bounded.
 
     An error in a job is raised by the next call from the thread that submits, and no later job runs.
+
+    Args:
+        idle: done whenever no job has come for `seconds`.
     """
 
-    def __init__(self, limit: int):
+    def __init__(self, limit: int, idle: Callable[[], None] | None = None, seconds: float | None = None):
         self.jobs: queue.Queue[tuple[Callable[..., None], tuple[Any, ...]] | None] = queue.Queue(limit)
+        self.idle, self.seconds = idle, seconds
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._work, daemon=True)
         self.thread.start()
 
     def _work(self) -> None:
-        while (job := self.jobs.get()) is not None:
+        while True:
             try:
-                if self.error is None:
-                    job[0](*job[1])
-            except BaseException as error:
-                self.error = error
-            finally:
-                self.jobs.task_done()
-        self.jobs.task_done()
+                job = self.jobs.get(timeout=self.seconds)
+            except queue.Empty:
+                self._do(self.idle)
+                continue
+            if job is not None:
+                self._do(*job)
+            self.jobs.task_done()
+            if job is None:
+                return
+
+    def _do(self, job: Callable[..., None] | None, arguments: tuple[Any, ...] = ()) -> None:
+        try:
+            if job is not None and self.error is None:
+                job(*arguments)
+        except BaseException as error:
+            self.error = error
 
     def _raise(self) -> None:
         if self.error is not None:

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tied_lm.train.background import Background
+from tied_lm.record.background import Background
 
 
 def test_jobs_are_done_in_order():
