@@ -10,7 +10,9 @@ import pytest
 from jax.test_util import check_grads
 from numpy.testing import assert_allclose, assert_array_equal
 
-from tied_lm.model import loss
+from tied_lm.model import likelihoods, loss
+from tied_lm.model.likelihoods import negative_log_likelihood
+from tied_lm.model.logits import block_count
 
 SHAPES = [  # N, V, D, blocks
     (1, 2, 1, 1),
@@ -83,7 +85,7 @@ def ours(h, scoring, targets, weights, **options):
             "scoring": gradient,
             "data": zeros_VxD.at[targets].add(result.data_weight[:, None] * h),
             "own": zeros_VxD.at[targets].add(result.own_weight[:, None] * h),
-            "forward only": loss.negative_log_likelihood(
+            "forward only": negative_log_likelihood(
                 h, scoring, targets, **{k: v for k, v in options.items() if k != "z_loss"}
             ),
         }
@@ -109,7 +111,8 @@ def assert_close(found, true, scoring, tolerance=1e-5):
 def force_blocks(monkeypatch):
     def force(blocks):
         """Take the tokens in so many blocks; 0 stands for the narrow form."""
-        monkeypatch.setattr(loss, "block_count", lambda *_: max(blocks, 1))
+        for module in (loss, likelihoods):
+            monkeypatch.setattr(module, "block_count", lambda *_: max(blocks, 1))
         monkeypatch.setattr(loss, "is_narrow", lambda *_: blocks == 0)
 
     return force
@@ -223,7 +226,7 @@ def test_target_outside_the_vocabulary_is_nan(target, blocks, force_blocks):
     h, scoring, targets, weights = make(8, 20, 4)
     targets[0] = target
     assert jnp.isnan(loss.cross_entropy(h, scoring, targets, weights))
-    assert_array_equal(jnp.isnan(loss.negative_log_likelihood(h, scoring, targets)), np.arange(8) == 0)
+    assert_array_equal(jnp.isnan(negative_log_likelihood(h, scoring, targets)), np.arange(8) == 0)
 
 
 @pytest.mark.parametrize("options", [{}, OPTIONS[3]], ids=str)
@@ -337,7 +340,7 @@ def test_never_holds_all_logits(compute_dtype):
     gradients = jax.value_and_grad(lambda *a: loss.cross_entropy(*a, compute_dtype=compute_dtype), (0, 1))
 
     def forward(h, scoring, targets, _):
-        return loss.negative_log_likelihood(h, scoring, targets, compute_dtype=compute_dtype)
+        return negative_log_likelihood(h, scoring, targets, compute_dtype=compute_dtype)
 
     for f in (gradients, forward):
         compiled = jax.jit(f).lower(*inputs).compile()
@@ -350,7 +353,7 @@ def test_never_holds_all_logits(compute_dtype):
 
 @pytest.mark.parametrize(("N", "V", "D"), [(256, 64, 16), (2048, 512, 64), (1, 50257, 64), (128, 8192, 32)])
 def test_small_shapes_are_one_block(N, V, D):
-    assert loss.block_count(N, V, D) == 1
+    assert block_count(N, V, D) == 1
 
 
 def test_tokens_on_several_devices():

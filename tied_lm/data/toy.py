@@ -117,24 +117,30 @@ class ToyStream:
         """What is known of the distribution of the tokens."""
         return self
 
-    def _class_means(self, values: Float[Array, "*C V"]) -> Float[Array, "*C K"]:
-        """The mean of values within each class, weighed by the law."""
-        k, v = self.increments_K.size, self.vocab_size
+    def _class_means(self, values: Float[Array, "*C V"], first: int | Int[Array, ""]) -> Float[Array, "*C K"]:
+        """The mean of values within each class, weighed by the law; or their part of it, if they are those of the
+        tokens from `first` on."""
+        k, v = self.increments_K.size, values.shape[-1]
         ranks = -(-v // k)
-        ids = jnp.arange(v)
+        ids = first + jnp.arange(v)
         weight_V = jnp.exp(-self.exponent * jnp.log1p((ids // k).astype(jnp.float32)))
         weight_V /= self.cumulative_R[jnp.asarray(self._class_sizes())[ids % k] - 1]
-        weighed = jnp.pad(values * weight_V, [(0, 0)] * (values.ndim - 1) + [(0, ranks * k - v)])
-        return weighed.reshape(*values.shape[:-1], ranks, k).sum(axis=-2)
+        is_all = isinstance(first, int) and v == self.vocab_size
+        weighed = values * (weight_V if is_all else jnp.where(ids < self.vocab_size, weight_V, 0))
+        weighed = jnp.pad(weighed, [(0, 0)] * (values.ndim - 1) + [(0, ranks * k - v)])
+        sums = weighed.reshape(*values.shape[:-1], ranks, k).sum(axis=-2)
+        return sums if is_all else jnp.roll(sums, first % k, axis=-1)
 
     def _transition(self, classes_C: Int[Array, "*C"]) -> Float[Array, "*C K"]:
         """The probability of each next class."""
         k = self.increments_K.size
         return self.increments_K[(jnp.arange(k) - classes_C[..., None]) % k]
 
-    def expected(self, values_CxV: Float[Array, "C V"], contexts_C: Int[Array, "C"]) -> Float[Array, "C"]:
-        """The mean of values over the next token; see `loss.Law`."""
-        return (self._class_means(values_CxV) * self._transition(contexts_C)).sum(axis=1)
+    def expected(
+        self, values_CxV: Float[Array, "C V"], contexts_C: Int[Array, "C"], first: int | Int[Array, ""] = 0
+    ) -> Float[Array, "C"]:
+        """The mean of values over the next token; see `likelihoods.Law`."""
+        return (self._class_means(values_CxV, first) * self._transition(contexts_C)).sum(axis=1)
 
     def _by_class(self, values_KxD: Float[Array, "K D"]) -> Float[Array, "K D"]:
         """For each class, the mean of values over the next one. T, K x K, is not held."""
@@ -142,12 +148,14 @@ class ToyStream:
         product = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
         return jax.lax.map(lambda c: product(self._transition(c), values_KxD), jnp.arange(k), batch_size=min(k, 256))
 
-    def expected_rows(self, rows_VxD: Float[Array, "V D"], contexts_N: Int[Array, "N"]) -> Float[Array, "N D"]:
-        """The mean of rows over the next token; see `loss.Law`."""
-        return self._by_class(self._class_means(rows_VxD.T).T)[contexts_N % self.increments_K.size]
+    def expected_rows(
+        self, rows_VxD: Float[Array, "V D"], contexts_N: Int[Array, "N"], first: int | Int[Array, ""] = 0
+    ) -> Float[Array, "N D"]:
+        """The mean of rows over the next token; see `likelihoods.Law`."""
+        return self._by_class(self._class_means(rows_VxD.T, first).T)[contexts_N % self.increments_K.size]
 
     def next_entropy(self, contexts_N: Int[Array, "N"]) -> Float[Array, "N"]:
-        """Entropy of the next token, nats; see `loss.Law`. Classes of another size have another one within."""
+        """Entropy of the next token, nats; see `likelihoods.Law`. Classes of another size have another one within."""
         q_K = self.increments_K
         within_K = self._by_class(jnp.asarray(self._entropies_within()[:, None], jnp.float32))[:, 0]
         return (within_K - jnp.sum(q_K * jnp.log(q_K)))[contexts_N % q_K.size]

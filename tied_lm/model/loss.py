@@ -7,13 +7,17 @@ vocabulary, D width, B blocks, C tokens in a block.
 """
 
 from functools import partial
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
+
+from tied_lm.mesh import DATA, ONE_DEVICE, VOCAB, Layout
+from tied_lm.model.logits import at_targets, block_count, block_logits, exponentials, from_blocks, matmul, to_blocks
 
 
 class VocabularyLoss(NamedTuple):
@@ -27,30 +31,6 @@ class VocabularyLoss(NamedTuple):
     own_weight: Float[Array, "N"]  # what h_t is multiplied by in `own`
     token_loss: Float[Array, "N"]  # loss = sum_t w_t token_loss_t; this is nll unless there is a z-loss
     expected_parts: Float[Array, "2 V D"] | None = None  # of marked tokens and of the others
-
-
-@runtime_checkable
-class Law(Protocol):
-    """The true distribution of the next token, given the context."""
-
-    def expected(self, values_CxV: Float[Array, "C V"], contexts_C: Int[Array, "C"]) -> Float[Array, "C"]:
-        """sum_v p(v | context of c) values[c, v]."""
-
-    def expected_rows(self, rows_VxD: Float[Array, "V D"], contexts_N: Int[Array, "N"]) -> Float[Array, "N D"]:
-        """sum_v p(v | context of n) rows[v]; no array N x V is made."""
-
-    def next_entropy(self, contexts_N: Int[Array, "N"]) -> Float[Array, "N"]:
-        """-sum_v p(v | context of n) log p(v | context of n), nats."""
-
-
-def block_count(tokens: int, vocabulary_size: int, width: int) -> int:
-    """The number of blocks that the tokens are taken in; 1 is the dense form.
-
-    Every block adds to a D x V table, so it needs about as many tokens as D to be worth that. Beyond this, logits of
-    a few million entries keep a device busy and its memory small.
-    """
-    block_tokens = max(width, 128, 2**21 // vocabulary_size)
-    return max(1, tokens // block_tokens)
 
 
 def is_narrow(vocabulary_size: int, width: int, compute_dtype: DTypeLike) -> bool:
@@ -68,6 +48,7 @@ def vocabulary_loss(
     z_loss: float = 0.0,
     compute_dtype: DTypeLike = jnp.float32,
     marks_N: Float[Array, "N"] | None = None,
+    layout: Layout = ONE_DEVICE,
 ) -> VocabularyLoss:
     """The loss of each token, and the gradients of loss = sum_t w_t token_loss_t, in one pass.
 
@@ -91,6 +72,7 @@ def vocabulary_loss(
         compute_dtype: what operands of the N x V products are rounded to; sums are float32 whatever it is.
         marks_N: 1 or 0; if given, `expected` is also summed over marked tokens and over the others, which costs one
             product more.
+        layout: of rows and tokens over devices. There the rows may be followed by padding, which has no score.
 
     Returns float32. Largest errors against float64: of the tables above, pull and push, relative to the largest entry
     of expected and data, and each relative to its own; of h_gradient, relative to its own; of the mean loss, and of the
@@ -110,55 +92,77 @@ def vocabulary_loss(
     their rounded rows, so that the mean loss is off by more than the mean of many independent errors would be.
     Peak temporary memory is about that of C x V logits and two V x D tables.
     """
-    tokens, width = h_NxD.shape
-    vocabulary_size = scoring_VxD.shape[0]
+    rows = layout.vocab_size or scoring_VxD.shape[0]
     h_NxD, weights_N = h_NxD.astype(jnp.float32), weights_N.astype(jnp.float32)
-    ids_N = jnp.where(weights_N == 0, targets_N.clip(0, vocabulary_size - 1), targets_N)
+    ids_N = jnp.where(weights_N == 0, targets_N.clip(0, rows - 1), targets_N)
+    of_tokens, of_rows, of_parts = PartitionSpec(DATA), PartitionSpec(VOCAB), PartitionSpec(None, VOCAB)
+    compute = layout.share_out(
+        partial(_loss_of_share, soft_cap, z_loss, compute_dtype, layout),
+        (of_tokens, of_rows, of_tokens, of_tokens, of_tokens),
+        VocabularyLoss._make((of_tokens, of_tokens, of_rows, of_rows, of_tokens, of_tokens, of_tokens, of_parts)),
+    )
+    return compute(h_NxD, scoring_VxD, ids_N, weights_N, marks_N)
+
+
+def _loss_of_share(
+    soft_cap: float | None,
+    z_loss: float,
+    compute_dtype: DTypeLike,
+    layout: Layout,
+    h_NxD: Array,
+    scoring_VxD: Array,
+    ids_N: Array,
+    weights_N: Array,
+    marks_N: Array | None,
+) -> VocabularyLoss:
+    """The same for the tokens and rows that one device has. In the loop the devices tell each other C numbers at a
+    time; what is N x D or V x D is summed once, after it."""
+    (tokens, width), vocabulary_size = h_NxD.shape, scoring_VxD.shape[0]
     if is_narrow(vocabulary_size, width, compute_dtype):
-        return _narrow_loss(h_NxD, scoring_VxD.astype(jnp.float32), ids_N, weights_N, soft_cap, z_loss, marks_N)
+        return _narrow_loss(h_NxD, scoring_VxD.astype(jnp.float32), ids_N, weights_N, soft_cap, z_loss, layout, marks_N)
     blocks = block_count(tokens, vocabulary_size, width)
     rounded_VxD = scoring_VxD.astype(compute_dtype)
 
     def add_block(table: Array, block: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array]]:
         h_CxD, summed, weights_C = block
-        exp_CxV, sum_C, log_sum_C = _exponentials(_logits(h_CxD, rounded_VxD, soft_cap), soft_cap)
+        exp_CxV, sum_C, log_sum_C = exponentials(block_logits(h_CxD, rounded_VxD, soft_cap), soft_cap, layout)
         exp_CxV = exp_CxV.astype(compute_dtype)
         # Probabilities are never formed: what is C x V costs more to scale than what is C x D.
         scale_C = weights_C * _z_factor(log_sum_C, z_loss) / sum_C
-        h_gradient_CxD = _matmul(exp_CxV, rounded_VxD) * scale_C[:, None]
+        h_gradient_CxD = matmul(exp_CxV, rounded_VxD) * scale_C[:, None]
         if transposed:
-            table += _matmul((summed * scale_C).astype(compute_dtype), exp_CxV)
+            table += matmul((summed * scale_C).astype(compute_dtype), exp_CxV)
         else:
-            table += _matmul(exp_CxV, (summed * scale_C[:, None]).astype(compute_dtype), (0, 0))
+            table += matmul(exp_CxV, (summed * scale_C[:, None]).astype(compute_dtype), (0, 0))
         return table, (h_gradient_CxD, log_sum_C)
 
     # A product that contracts the first axis of both operands is slow on XLA:CPU, so the table is summed in transposed
     # form, unless D is so large that the transpositions cost more. The barriers keep XLA from undoing this.
-    h_BxCxD = _to_blocks(h_NxD, blocks)
+    h_BxCxD = to_blocks(h_NxD, blocks)
     transposed = width <= min(vocabulary_size, h_BxCxD.shape[1])
-    summed_BxCxE = h_BxCxD if marks_N is None else _to_blocks(_apart(h_NxD, marks_N), blocks)
+    summed_BxCxE = h_BxCxD if marks_N is None else to_blocks(_apart(h_NxD, marks_N), blocks)
     summed = lax.optimization_barrier(summed_BxCxE.swapaxes(1, 2)) if transposed else summed_BxCxE
     shape = (summed_BxCxE.shape[2], vocabulary_size)
     table = jnp.zeros(shape if transposed else shape[::-1], jnp.float32)
-    table, outputs = lax.scan(add_block, table, (h_BxCxD, summed, _to_blocks(weights_N, blocks)))
+    table, outputs = lax.scan(add_block, table, (h_BxCxD, summed, to_blocks(weights_N, blocks)))
     table_VxE = lax.optimization_barrier(table).T if transposed else table
     parts = None if marks_N is None else jnp.stack(jnp.split(table_VxE, 2, axis=1))
     expected_VxD = table_VxE if parts is None else parts.sum(axis=0)
-    h_gradient_NxD, log_sum_N = (_from_blocks(x, tokens) for x in outputs)
+    h_gradient_NxD, log_sum_N = (from_blocks(x, tokens) for x in outputs)
 
-    target_rows_NxD, target_logits_N, slope_N = _at_targets(h_NxD, scoring_VxD, ids_N, soft_cap, compute_dtype)
+    target_rows_NxD, target_logits_N, slope_N = at_targets(h_NxD, scoring_VxD, ids_N, soft_cap, compute_dtype, layout)
     nll_N = log_sum_N - target_logits_N
-    data_weight_N = weights_N * slope_N
+    data_weight_N, own_N = weights_N * slope_N, layout.own(ids_N, vocabulary_size)
     # Rounding can make an nll of large logits negative; a probability is at most 1 all the same.
     return VocabularyLoss(
         nll=nll_N,
-        h_gradient=h_gradient_NxD - data_weight_N[:, None] * target_rows_NxD,
-        scoring=expected_VxD.at[ids_N].add(-data_weight_N[:, None] * h_NxD),
-        expected=expected_VxD,
+        h_gradient=layout.sum_of_rows(h_gradient_NxD - data_weight_N[:, None] * target_rows_NxD),
+        scoring=layout.sum_of_tokens(expected_VxD.at[own_N].add(-data_weight_N[:, None] * h_NxD)),
+        expected=layout.sum_of_tokens(expected_VxD),
         data_weight=data_weight_N,
         own_weight=data_weight_N * jnp.exp(-jnp.maximum(nll_N, 0)) * _z_factor(log_sum_N, z_loss),
         token_loss=nll_N + z_loss * log_sum_N**2 if z_loss else nll_N,
-        expected_parts=parts,
+        expected_parts=None if parts is None else layout.sum_of_tokens(parts),
     )
 
 
@@ -174,89 +178,35 @@ def _narrow_loss(
     weights_N: Array,
     soft_cap: float | None,
     z_loss: float,
+    layout: Layout,
     marks_N: Array | None,
 ) -> VocabularyLoss:
     """The same where V is small beside D: an N x V array is then no burden beside h, which is N x D."""
-    logits_NxV = _logits(h_NxD, scoring_VxD, soft_cap)
-    exp_NxV, sum_N, log_sum_N = _exponentials(logits_NxV, soft_cap)
-    is_target_NxV = ids_N[:, None] == jnp.arange(scoring_VxD.shape[0])
-    target_logits_N = jnp.where(is_target_NxV.any(axis=1), jnp.where(is_target_NxV, logits_NxV, 0).sum(axis=1), jnp.nan)
+    logits_NxV = block_logits(h_NxD, scoring_VxD, soft_cap)
+    exp_NxV, sum_N, log_sum_N = exponentials(logits_NxV, soft_cap, layout)
+    own_N = layout.own(ids_N, scoring_VxD.shape[0])
+    is_target_NxV = own_N[:, None] == jnp.arange(scoring_VxD.shape[0])
+    target_logits_N = layout.sum_of_rows(jnp.where(is_target_NxV, logits_NxV, 0).sum(axis=1))
+    target_logits_N = jnp.where(layout.any_of_rows(is_target_NxV.any(axis=1)), target_logits_N, jnp.nan)
     nll_N = log_sum_N - target_logits_N
     data_weight_N = weights_N if soft_cap is None else weights_N * (1 - (target_logits_N / soft_cap) ** 2)
     factor_N = _z_factor(log_sum_N, z_loss)
     logits_gradient_NxV = exp_NxV * (weights_N * factor_N / sum_N)[:, None]
     parts = None
     if marks_N is not None:
-        parts = jnp.stack(jnp.split(_matmul(logits_gradient_NxV, _apart(h_NxD, marks_N), (0, 0)), 2, axis=1))
+        parts = jnp.stack(jnp.split(matmul(logits_gradient_NxV, _apart(h_NxD, marks_N), (0, 0)), 2, axis=1))
     logits_gradient_NxV -= jnp.where(is_target_NxV, data_weight_N[:, None], 0)
-    scoring_gradient_VxD = _matmul(logits_gradient_NxV, h_NxD, (0, 0))
+    scoring_gradient_VxD = matmul(logits_gradient_NxV, h_NxD, (0, 0))
     return VocabularyLoss(
         nll=nll_N,
-        h_gradient=_matmul(logits_gradient_NxV, scoring_VxD),
-        scoring=scoring_gradient_VxD,
-        expected=scoring_gradient_VxD.at[ids_N].add(data_weight_N[:, None] * h_NxD),
+        h_gradient=layout.sum_of_rows(matmul(logits_gradient_NxV, scoring_VxD)),
+        scoring=layout.sum_of_tokens(scoring_gradient_VxD),
+        expected=layout.sum_of_tokens(scoring_gradient_VxD.at[own_N].add(data_weight_N[:, None] * h_NxD)),
         data_weight=data_weight_N,
         own_weight=data_weight_N * jnp.exp(-jnp.maximum(nll_N, 0)) * factor_N,
         token_loss=nll_N + z_loss * log_sum_N**2 if z_loss else nll_N,
-        expected_parts=parts,
+        expected_parts=None if parts is None else layout.sum_of_tokens(parts),
     )
-
-
-def negative_log_likelihood(
-    h_NxD: Float[Array, "N D"],
-    scoring_VxD: Float[Array, "V D"],
-    targets_N: Int[Array, "N"],
-    *,
-    soft_cap: float | None = None,
-    compute_dtype: DTypeLike = jnp.float32,
-) -> Float[Array, "N"]:
-    """-log softmax(logits)[y] of each token, in nats, float32; arguments and errors as in `vocabulary_loss`.
-
-    Forward only, in the same blocks. A target outside [0, V) makes its token NaN.
-    """
-    return likelihood(h_NxD, scoring_VxD, targets_N, soft_cap=soft_cap, compute_dtype=compute_dtype)[0]
-
-
-def likelihood(
-    h_NxD: Float[Array, "N D"],
-    scoring_VxD: Float[Array, "V D"],
-    targets_N: Int[Array, "N"],
-    *,
-    soft_cap: float | None = None,
-    compute_dtype: DTypeLike = jnp.float32,
-    law: Law | None = None,
-    contexts_N: Int[Array, "N"] | None = None,
-) -> tuple[Float[Array, "N"], Float[Array, "N"] | None]:
-    """The negative log-likelihood of each token, and the divergence of the model from the true law in its context.
-
-    The divergence is KL(p || softmax(logits)) = logsumexp(logits) - sum_v p[v] logit[v] - H(p), in nats. Without a cap
-    the sum is h . (sum_v p[v] S[v]), with one it is taken in the blocks. Rounding could make it negative; it is 0 then.
-
-    Args:
-        law, contexts_N: the law and what it is given for each token; without them there is no divergence.
-    """
-    tokens, width = h_NxD.shape
-    rounded_VxD = scoring_VxD.astype(compute_dtype)
-    blocks = block_count(tokens, scoring_VxD.shape[0], width)
-    in_blocks = law is not None and contexts_N is not None and soft_cap is not None
-
-    def block(h_CxD: Array, contexts_C: Array | None) -> tuple[Array, Array | None]:
-        logits_CxV = _logits(h_CxD, rounded_VxD, soft_cap)
-        expected_C = None if law is None or contexts_C is None else law.expected(logits_CxV, contexts_C)
-        return jax.nn.logsumexp(logits_CxV, axis=1), expected_C
-
-    inputs = (
-        _to_blocks(h_NxD, blocks),
-        _to_blocks(contexts_N, blocks) if in_blocks and contexts_N is not None else None,
-    )
-    log_sum_N, expected_N = jax.tree.map(lambda x: _from_blocks(x, tokens), lax.map(lambda x: block(*x), inputs))
-    nll_N = log_sum_N - _at_targets(h_NxD, scoring_VxD, targets_N, soft_cap, compute_dtype)[1]
-    if law is None or contexts_N is None:
-        return nll_N, None
-    if expected_N is None:
-        h_NxD = h_NxD.astype(compute_dtype).astype(jnp.float32)
-        expected_N = (h_NxD * law.expected_rows(rounded_VxD.astype(jnp.float32), contexts_N)).sum(axis=1)
-    return nll_N, jnp.maximum(log_sum_N - expected_N - law.next_entropy(contexts_N), 0)
 
 
 def cross_entropy(
@@ -321,62 +271,6 @@ def _cross_entropy_backward(
 
 
 _cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
-
-
-def _to_blocks(x_Nx: Array, blocks: int) -> Array:
-    """(N, ...) -> (B, C, ...), padded with zeros.
-
-    Block b has the tokens b, b + B, b + 2B, ...: if the tokens lie on several devices, then each block does, too.
-    """
-    block_tokens = -(-x_Nx.shape[0] // blocks)
-    if blocks > 1:
-        block_tokens = -(-block_tokens // 16) * 16
-    padding = [(0, blocks * block_tokens - x_Nx.shape[0])] + [(0, 0)] * (x_Nx.ndim - 1)
-    return jnp.pad(x_Nx, padding).reshape(block_tokens, blocks, *x_Nx.shape[1:]).swapaxes(0, 1)
-
-
-def _from_blocks(x_BxCx: Array, tokens: int) -> Array:
-    """Undoes `_to_blocks`."""
-    return x_BxCx.swapaxes(0, 1).reshape(-1, *x_BxCx.shape[2:])[:tokens]
-
-
-def _matmul(a: Array, b: Array, contracted: tuple[int, int] = (1, 0)) -> Array:
-    """The product over the given axes, summed in float32. GPUs and TPUs round float32 operands unless told not to."""
-    axes = ((contracted[:1], contracted[1:]), ((), ()))
-    precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
-    return lax.dot_general(a, b, axes, precision, preferred_element_type=jnp.float32)
-
-
-def _logits(h_CxD: Array, rounded_VxD: Array, soft_cap: float | None) -> Array:
-    logits_CxV = _matmul(h_CxD.astype(rounded_VxD.dtype), rounded_VxD, (1, 1))
-    return logits_CxV if soft_cap is None else soft_cap * jnp.tanh(logits_CxV / soft_cap)
-
-
-def _exponentials(logits_CxV: Array, soft_cap: float | None) -> tuple[Array, Array, Array]:
-    """exp(logit - largest logit) times d(logit)/d(product), the sum of the former, and the log-sum-exp of logits."""
-    largest_C = logits_CxV.max(axis=1)
-    exp_CxV = jnp.exp(logits_CxV - largest_C[:, None])
-    sum_C = exp_CxV.sum(axis=1)
-    if soft_cap is not None:
-        exp_CxV *= 1 - (logits_CxV / soft_cap) ** 2
-    return exp_CxV, sum_C, largest_C + jnp.log(sum_C)
-
-
-def _at_targets(
-    h_NxD: Array, scoring_VxD: Array, targets_N: Array, soft_cap: float | None, compute_dtype: DTypeLike
-) -> tuple[Array, Array, Array]:
-    """The rows of the targets, their logits from operands rounded as in the products, and d(logit)/d(product)."""
-    vocabulary_size = scoring_VxD.shape[0]
-    ids_N = jnp.where(targets_N < 0, vocabulary_size, targets_N)
-    rows_NxD = jnp.take(scoring_VxD, ids_N, axis=0, mode="fill", fill_value=jnp.nan).astype(jnp.float32)
-    # XLA may drop a cast and its inverse, but not this.
-    bits = jnp.finfo(compute_dtype)
-    h_NxD, rounded_NxD = (lax.reduce_precision(x.astype(jnp.float32), bits.nexp, bits.nmant) for x in (h_NxD, rows_NxD))
-    logits_N = (h_NxD * rounded_NxD).sum(axis=1)
-    if soft_cap is None:
-        return rows_NxD, logits_N, jnp.ones_like(logits_N)
-    capped_N = jnp.tanh(logits_N / soft_cap)
-    return rows_NxD, soft_cap * capped_N, 1 - capped_N**2
 
 
 def _z_factor(log_sum: Array, z_loss: float) -> Array | float:

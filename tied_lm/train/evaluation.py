@@ -9,7 +9,7 @@ from jaxtyping import Array, Int, PyTree
 
 from tied_lm.data.sources import Heldout
 from tied_lm.data.stream import Batch
-from tied_lm.model.loss import likelihood
+from tied_lm.model.likelihoods import likelihood
 from tied_lm.model.split import Tables, backward, counts, part_norms, stats_of_tables, tables
 from tied_lm.record.slots import Evaluation, Probe
 from tied_lm.train.step import Trainer

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Float64, Int
 from tied_lm.bands import bands_of
 from tied_lm.model.arguments import check_ids
 from tied_lm.model.geometry.arrays import AnyArray, by_band, principal_axes, row_vector, rows_of, whitening
-from tied_lm.model.loss import block_count
+from tied_lm.model.logits import block_count
 
 BINS = 15
 

@@ -1,0 +1,19 @@
+"""Several devices; the machine's one is taken for eight in a process of its own, since JAX counts them at its start."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def on_eight_devices(marks):
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+    command = [sys.executable, *"-m pytest -q -x -n 0 -p no:cacheprovider on_devices.py -m".split(), marks]
+    done = subprocess.run(
+        command, env=os.environ | {"XLA_FLAGS": flags}, cwd=Path(__file__).parent, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-5000:]
+
+
+def test_eight_devices():
+    on_eight_devices("not slow")

@@ -1,0 +1,121 @@
+"""Several devices for one run: which part of each array lies on which, and what they tell each other."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+T = TypeVar("T")
+
+DATA, VOCAB = "data", "vocab"  # axes of a mesh: tokens are shared out over the first, rows over the other
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How V rows and the tokens of a batch lie on the devices; by default all on one.
+
+    Arrays of rows have P of them, the next number above V that the axis divides. The methods that are given what one
+    device has are for use inside `shard_map`; where there is no mesh, they do nothing.
+    """
+
+    mesh: Mesh | None = None
+    vocab_size: int = 0  # V; not asked for where there is no mesh
+
+    @property
+    def rows(self) -> int:
+        """P, V and the padding."""
+        parts = 1 if self.mesh is None else self.mesh.shape[VOCAB]
+        return -(-self.vocab_size // parts) * parts
+
+    def _shares(self, axis: str) -> bool:
+        """Whether there is more than one device along an axis."""
+        return self.mesh is not None and self.mesh.shape[axis] > 1
+
+    def padded(self, rows_Vx: Float[Array, "V ..."]) -> Float[Array, "P ..."]:
+        """Rows, and zeros after them."""
+        more = self.rows - self.vocab_size
+        return jnp.pad(rows_Vx, [(0, more)] + [(0, 0)] * (rows_Vx.ndim - 1)) if more else rows_Vx
+
+    def cut(self, tree: PyTree) -> PyTree:
+        """Arrays without the padding, if they are of rows."""
+        if self.rows == self.vocab_size:
+            return tree
+        return jax.tree.map(lambda x: x[: self.vocab_size] if x.ndim and x.shape[0] == self.rows else x, tree)
+
+    def place(self, tree: PyTree, specs: PyTree) -> PyTree:
+        """Arrays with their parts where they belong; inside of jit and outside of it."""
+        mesh = self.mesh
+        if mesh is None:
+            return tree
+        shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+        leaves = jax.tree.leaves(tree)
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            return lax.with_sharding_constraint(tree, shardings)
+        return jax.device_put(tree, shardings)
+
+    def share_out(self, compute: Callable[..., T], takes: tuple[PartitionSpec, ...], gives: Any) -> Callable[..., T]:
+        """A function of what one device has as one of the whole arrays.
+
+        Args:
+            takes, gives: which axes of arguments and results are shared out over what.
+        """
+        if self.mesh is None:
+            return compute
+        return jax.shard_map(compute, mesh=self.mesh, in_specs=takes, out_specs=gives, check_vma=False)
+
+    def largest_of_rows(self, x_C: Float[Array, "C"]) -> Float[Array, "C"]:
+        """The largest value over the rows of all devices, from that over the rows of one."""
+        return lax.pmax(x_C, VOCAB) if self._shares(VOCAB) else x_C
+
+    def any_of_rows(self, x_C: Bool[Array, "C"]) -> Bool[Array, "C"]:
+        """Whether it is so on any device that has rows."""
+        return lax.pmax(x_C.astype(jnp.int32), VOCAB) > 0 if self._shares(VOCAB) else x_C
+
+    def sum_of_rows(self, x: Float[Array, "*C"]) -> Float[Array, "*C"]:
+        """The sum over the rows of all devices."""
+        return lax.psum(x, VOCAB) if self._shares(VOCAB) else x
+
+    def log_sum_of_rows(self, x_C: Float[Array, "C"]) -> Float[Array, "C"]:
+        """The log-sum-exp over the rows of all devices, from that over the rows of one."""
+        if not self._shares(VOCAB):
+            return x_C
+        largest_C = lax.pmax(x_C, VOCAB)
+        return largest_C + jnp.log(lax.psum(jnp.exp(x_C - largest_C), VOCAB))
+
+    def sum_of_tokens(self, x: Float[Array, "*V"]) -> Float[Array, "*V"]:
+        """The sum over the tokens of all devices."""
+        return lax.psum(x, DATA) if self._shares(DATA) else x
+
+    def first_row(self, rows: int) -> int | Int[Array, ""]:
+        """The id of the first of the rows that this device has."""
+        return 0 if self.mesh is None else lax.axis_index(VOCAB) * rows
+
+    def only_rows(self, logits_CxV: Float[Array, "C V"]) -> Float[Array, "C V"]:
+        """Logits with minus infinity for padding."""
+        if self.rows == self.vocab_size:
+            return logits_CxV
+        rows = logits_CxV.shape[1]
+        return jnp.where(self.first_row(rows) + jnp.arange(rows) < self.vocab_size, logits_CxV, -jnp.inf)
+
+    def own(self, ids_N: Int[Array, "N"], rows: int) -> Int[Array, "N"]:
+        """Ids as indices of the rows that this device has; of others, and of padding, one that is out of range."""
+        if self.mesh is None:
+            return ids_N
+        index_N = ids_N - self.first_row(rows)
+        return jnp.where((index_N >= 0) & (index_N < rows) & (ids_N < self.vocab_size), index_N, rows)
+
+    def rows_at(self, rows_VxD: Float[Array, "V D"], ids_N: Int[Array, "N"]) -> Float[Array, "N D"]:
+        """The rows of some ids, NaN for an id of none, and 0 for one whose row is elsewhere: `sum_of_rows` has all."""
+        if self.mesh is None:
+            ids_N = jnp.where(ids_N < 0, rows_VxD.shape[0], ids_N)
+            return jnp.take(rows_VxD, ids_N, axis=0, mode="fill", fill_value=jnp.nan)
+        mine_NxD = jnp.take(rows_VxD, self.own(ids_N, rows_VxD.shape[0]), axis=0, mode="fill", fill_value=0)
+        return jnp.where(((ids_N < 0) | (ids_N >= self.vocab_size))[:, None], jnp.nan, mine_NxD)
+
+
+ONE_DEVICE = Layout()
