@@ -8,7 +8,7 @@ from pathlib import Path
 
 def on_eight_devices(marks):
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
-    command = [sys.executable, *"-m pytest -q -x -n 0 -p no:cacheprovider on_devices.py -m".split(), marks]
+    command = [sys.executable, "-m", "pytest", "-qxm", marks, "-n0", "-p", "no:cacheprovider", "on_devices.py"]
     done = subprocess.run(
         command, env=os.environ | {"XLA_FLAGS": flags}, cwd=Path(__file__).parent, capture_output=True, text=True
     )
