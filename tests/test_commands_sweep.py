@@ -8,12 +8,13 @@ import sys
 import threading
 import time
 
+import jax
 import pytest
 
 from tests.test_commands import ROOT, SMALL, call, contents, summary_of
 from tied_lm.checks import ConfigError
 from tied_lm.cli import sweep
-from tied_lm.cli.workers import run_workers
+from tied_lm.cli.workers import cores_of, run_workers
 from tied_lm.folder import locked
 from tied_lm.study.comparison import read_diverged
 from tied_lm.train.loop import Interrupted
@@ -169,26 +170,47 @@ def test_the_workers_of_a_killed_sweep_save_and_end(tmp_path):
         assert json.loads(line)["step"] <= max(steps_in(path)) < 100_000
 
 
-def test_a_worker_that_is_killed_is_told_by_its_signal():
+WORKER = """
+import os, sys
+from tied_lm.cli.workers import answer, parts_to_do, stop_with_parent
+stop_with_parent()
+for part in parts_to_do():
+    if part == 2:
+        os.kill(os.getpid(), 9)
+    answer(f"{part} is odd" if part % 2 else None)
+    print(f"did {part} on", len(os.sched_getaffinity(0)), file=sys.stderr)
+    if part == 4:
+        sys.exit("error: no more of it")
+"""
+
+
+def test_each_worker_does_parts_one_after_the_other_and_one_that_ends_is_replaced():
     told = []
-    command = [
-        sys.executable,
-        "-c",
-        "import os; print('done', file=os.sys.stderr, flush=True); os.kill(os.getpid(), 9)",
-    ]
-    run_workers([command], 1, threading.Event(), lambda part, problem: told.append((part, problem)))
-    assert told == [(0, "ended by SIGKILL")]
+    command = [sys.executable, "-c", WORKER]
+    run_workers(command, [0, 1, 2, 3, 4, 6], 1, threading.Event(), lambda *part: told.append(part))
+    expected = [(0, None), (1, "1 is odd"), (2, "ended by SIGKILL"), (3, "3 is odd"), (4, None)]
+    assert told == [*expected, (6, "no more of it")]
 
 
-def test_no_point_leaves_its_programs_to_the_next(tmp_path, here, monkeypatch):
-    kept = []
+def test_workers_have_cores_of_their_own(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {1, 3, 5, 7, 9})
+    assert [cores_of(worker, 2) for worker in range(2)] == [[1, 3], [5, 7, 9]]
+    assert [cores_of(worker, 7) for worker in range(7)] == [[1], [3], [5], [7], [9], [1], [3]]
+
+
+def test_points_share_their_programs_where_they_can_and_else_leave_none(tmp_path, here, monkeypatch):
+    kept = {}
 
     def train(place, plan, stop, start):
         arm = plan.arms["tied"]
         arm.trainer.init(0)
-        kept.append(type(arm.trainer).init._cache_size())
+        kept[place.name] = type(arm.trainer).init._cache_size()
 
     monkeypatch.setattr("tied_lm.study.comparison.complete", train)
-    _, err = here(f"--workdir={tmp_path / 'sweep'}", *SHORT, "--grid", "model.features=3,4,5")
-    assert "0 of 3 points are complete" in err
-    assert kept[1:] == [1, 1]
+    jax.clear_caches()
+    grid = ["--grid", "optimizer.learning_rate=0.1,0.2", "--grid", "model.features=3,4"]
+    _, err = here(f"--workdir={tmp_path / 'sweep'}", *SHORT, *grid)
+    assert "0 of 4 points are complete" in err
+    names = [f"00{i}-learning_rate={rate}-features={width}" for i, rate, width in ((0, 0.1, 3), (2, 0.2, 3))]
+    assert list(kept)[:2] == names
+    assert list(kept.values()) == [1, 1, 1, 1]

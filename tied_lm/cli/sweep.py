@@ -1,10 +1,11 @@
 """Compare the arms at every point of a grid of config fields, and print one table."""
 
 import argparse
+import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--grid", action="append", default=[], metavar="FIELD=V1,V2,...", help=grid)
     parser.add_argument("--index", type=int, metavar="I", help="do one point only, counted from 0")
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="points at a time; default: %(default)s")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
 
 
 def main(arguments: list[str], stop: threading.Event) -> None:
@@ -44,10 +46,13 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     points, place = the_sweep.points, the_sweep.place
     if index is not None and not 0 <= index < len(points):
         raise ConfigError("index", index, f"0 to {len(points) - 1}, since the grid has {len(points)} points")
+    if command.flags.worker:
+        _serve(points, stop)
+        return
     chosen = points if index is None else [points[index]]
     for point in chosen:
         check_runs(point.place, point.plan)
-    todo = [point for point in chosen if not point.is_complete()]
+    todo = sweep.by_programs([point for point in chosen if not point.is_complete()])
     size = sum(point.plan.disk_bytes() for point in todo)
     check_disk(place, size)
     the_sweep.open()
@@ -75,53 +80,71 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     print(f"\nPicture: {printable(str(place / PAGE))}")
 
 
-def _start_of(point: str, progress: "Progress") -> Callable[[str, int], Callable[[int], None]]:
-    """The start of a run of one point."""
-    # Every point has its own programs, so an arm's name alone would hide that they are compiled anew.
-    return lambda arm, seed: progress.start_run(f"{point} {arm}", seed)
-
-
-def _do(points: "list[Point]", stop: threading.Event) -> dict[str, str]:
-    """Do points one after the other; the names of those that failed, and why."""
+def _each(points: "Iterable[Point]") -> "Iterator[Point]":
+    """The points one by one. The programs of those before are dropped where a point has other ones: those of some
+    thousand points would use up the 65,530 mappings of memory that Linux allows a process."""
     import jax
 
-    from tied_lm.cli.progress import Progress
+    programs = None
+    for point in points:
+        if programs is not None and programs != point.programs:
+            jax.clear_caches()
+        programs = point.programs
+        yield point
+
+
+def _complete(point: "Point", stop: threading.Event, progress: "Progress") -> str | None:
+    """Do a point; what is wrong, if anything is."""
     from tied_lm.files import Damaged
     from tied_lm.study.comparison import complete, read_diverged
 
-    progress = Progress([(f"{p.place.name} {arm}", n) for p in points for arm, n in p.plan.updates()])
-    failed = {}
+    problem, name = None, point.place.name
     try:
-        for point in points:
-            name = point.place.name
-            try:
-                complete(point.place, point.plan, stop, _start_of(name, progress))
-            except (ConfigError, Damaged, OSError) as error:
-                tell(f"{name} failed: {error}")
-                failed[name] = str(error)
-            for arm, reason in read_diverged(point.place).items():
-                tell(f"{name}: {arm} diverged ({reason})")
-            # No other point has these programs. Kept, those of some thousand points would use up the 65,530 mappings of
-            # memory that Linux allows a process, and the compiler would crash.
-            jax.clear_caches()
-    finally:
-        progress.close()
-    return failed
+        complete(point.place, point.plan, stop, lambda arm, seed: progress.start_run(f"{name} {arm}", seed))
+    except (ConfigError, Damaged, OSError) as error:
+        problem = str(error)
+        tell(f"{name} failed: {problem}")
+    for arm, reason in read_diverged(point.place).items():
+        tell(f"{name}: {arm} diverged ({reason})")
+    return problem
 
 
-def _share_out(points: "list[Point]", workers: int, arguments: list[str], stop: threading.Event) -> dict[str, str]:
-    """Do points in processes of their own; the names of those that failed, and why."""
+def _progress(points: "Sequence[Point]") -> "Progress":
+    from tied_lm.cli.progress import Progress
+
+    return Progress([(f"{p.place.name} {arm}", n) for p in points for arm, n in p.plan.updates()])
+
+
+def _do(points: "Sequence[Point]", stop: threading.Event) -> dict[str, str]:
+    """Do points one after the other; the names of those that failed, and why."""
+    with contextlib.closing(_progress(points)) as progress:
+        problems = {point.place.name: _complete(point, stop, progress) for point in _each(points)}
+    return {name: problem for name, problem in problems.items() if problem is not None}
+
+
+def _serve(points: "Sequence[Point]", stop: threading.Event) -> None:
+    """As a worker, do the points that the parent gives."""
+    from tied_lm.cli.workers import answer, parts_to_do
+
+    for point in _each(points[index] for index in parts_to_do()):
+        with contextlib.closing(_progress([point])) as progress:
+            answer(_complete(point, stop, progress))
+
+
+def _share_out(points: "Sequence[Point]", workers: int, arguments: list[str], stop: threading.Event) -> dict[str, str]:
+    """Do points in several processes; the names of those that failed, and why."""
     from tied_lm.cli.progress import clock
     from tied_lm.cli.workers import run_workers
     from tied_lm.train.loop import Interrupted
 
     failed: dict[str, str] = {}
+    names = {point.index: point.place.name for point in points}
     begun, ended = time.perf_counter(), 0
 
     def done(part: int, problem: str | None) -> None:
         nonlocal ended
         ended += 1
-        name = points[part].place.name
+        name = names[part]
         if problem is not None:
             failed[name] = problem
         seconds = (time.perf_counter() - begun) / ended * (len(points) - ended)
@@ -130,8 +153,8 @@ def _share_out(points: "list[Point]", workers: int, arguments: list[str], stop: 
             f"about {clock(seconds)} left"
         )
 
-    script = [sys.executable, "-m", "tied_lm.cli", "sweep", *arguments]
-    run_workers([[*script, f"--index={point.index}"] for point in points], workers, stop, done)
+    command = [sys.executable, "-m", "tied_lm.cli", "sweep", *arguments, "--worker"]
+    run_workers(command, list(names), min(workers, len(points)), stop, done)
     if stop.is_set() and ended < len(points):
         raise Interrupted(f"stopped after {ended} of {len(points)} points; what the others did is saved")
     return failed

@@ -18,6 +18,7 @@ from tied_lm.files import write_json
 from tied_lm.folder import SWEEP
 from tied_lm.study import comparison as c
 from tied_lm.study.plan import Plan, comparison_values
+from tied_lm.train.step import Trainer
 
 MOST_POINTS = 1000
 
@@ -33,6 +34,19 @@ class Point:
 
     def is_complete(self) -> bool:
         return c.is_complete(self.place, self.plan)
+
+    @property
+    def programs(self) -> tuple[Trainer, ...]:
+        """Equal for points that differ in nothing but hyperparameters, which can share what is compiled."""
+        return tuple(arm.trainer for arm in self.plan.arms.values())
+
+
+def by_programs(points: Sequence[Point]) -> list[Point]:
+    """Those of the same programs together, and else in their order."""
+    together: dict[tuple[Trainer, ...], list[Point]] = {}
+    for point in points:
+        together.setdefault(point.programs, []).append(point)
+    return list(itertools.chain.from_iterable(together.values()))
 
 
 @dataclasses.dataclass(frozen=True)
