@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from tied_lm.bands import NAMES
 from tied_lm.intervals import RATIO, SHARE
 from tied_lm.record.reader import Run
-from tied_lm.study.palette import MATRICES, Style
+from tied_lm.study.palette import MATRICES, OTHER_MATRIX, Style
 from tied_lm.study.picture import Key, Picture, Section, by_band, curve, estimates, joined, log_steps, panel, plain_log
 from tied_lm.study.subject import Subject
 
@@ -61,7 +61,7 @@ def _found(subject: Subject) -> dict[str, list[Moves]]:
 
 
 def _style(subject: Subject, arm: str, parameter: str) -> Style:
-    return subject.arms[arm].style._replace(line=MATRICES.get(parameter, "-."))
+    return subject.arms[arm].style._replace(line=MATRICES.get(parameter, OTHER_MATRIX))
 
 
 def _two(xlabel: str = "") -> list[tuple[Figure, Axes]]:

@@ -1,6 +1,7 @@
 """A self-contained HTML page: its frame, its tables, what can be folded."""
 
 import html
+import re
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -35,8 +36,9 @@ def paragraph(text: str, kind: str = "") -> str:
 
 
 def labelled(label: str, text: str) -> str:
-    """A line with its name."""
-    return f"<p class=line><b>{html.escape(label)}</b> {html.escape(text)}</p>"
+    """A line with its name. Flags of a command are broken within only where they must be."""
+    shown = re.sub(r"--\S+", lambda found: f"<span class=flag>{found[0]}</span>", html.escape(text))
+    return f"<p class=line><b>{html.escape(label)}</b> {shown}</p>"
 
 
 def folded(title: str, content: str) -> str:

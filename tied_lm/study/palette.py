@@ -31,6 +31,7 @@ ARM_COLORS = [name for name in COLORS if name.startswith("arm")]
 ARM_MARKERS = "os^DvPX"
 PART_MARKERS = dict(zip(PARTS, "^sPXo", strict=True))
 MATRICES = {"embedding": "-", "output": "--"}
+OTHER_MATRIX = "-."
 HYPOTHETICAL = ":"  # the line of what has no meaning any more, after a late untying
 
 

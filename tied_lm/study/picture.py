@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from tied_lm.intervals import Estimate, Scale, summarize
-from tied_lm.study.palette import COLORS, HYPOTHETICAL, Style
+from tied_lm.study.palette import COLORS, HYPOTHETICAL, OTHER_MATRIX, Style
 
 WIDE, SMALL = (4.6, 3.3), (2.7, 2.35)  # inches
 FEW_POINTS = 15  # of a curve, up to which each is marked
@@ -30,7 +30,7 @@ SETTINGS: Any = {
     "axes.titlesize": 10,
     "axes.labelsize": 10,
 }
-DASHES = {"-": "", "--": "5 3", HYPOTHETICAL: "1.5 2.5"}
+DASHES = {"-": "", "--": "5 3", OTHER_MATRIX: "6 2 1.5 2", HYPOTHETICAL: "1.5 2.5"}
 # Of a marker in the key, around the origin.
 SHAPES = {
     "o": "M3.5 0A3.5 3.5 0 1 1-3.5 0A3.5 3.5 0 1 1 3.5 0Z",

@@ -1,11 +1,12 @@
 """What is in a folder as pictures: one self-contained HTML file."""
 
 import math
+from importlib.util import find_spec
 from pathlib import Path
 
 from tied_lm.study.lossfigure import losses
 from tied_lm.study.movefigure import row_moves
-from tied_lm.study.page import folded, html_table, labelled, paragraph, write_page
+from tied_lm.study.page import folded, html_table, labelled, link, paragraph, write_page
 from tied_lm.study.picture import Section, section
 from tied_lm.study.provenance import read_provenance, told
 from tied_lm.study.rowfigure import rows_by_rank
@@ -14,6 +15,11 @@ from tied_lm.study.subject import Subject
 from tied_lm.study.summary import REPORT, Summary
 from tied_lm.study.trained import config_table, trained
 from tied_lm.study.verdict import accounts, arm_table, conclusions, intervals
+
+GET_ROWS = (
+    "Every row, to search, sort and brush: install the extra (pip install 'tied_lm[page]', in a clone pip install -e "
+    "'.[page]'), then tied-lm report DIR writes rows.html beside this page."
+)
 
 
 def _sections(subject: Subject) -> list[Section]:
@@ -68,7 +74,7 @@ def _state(subject: Subject) -> list[str]:
 
 
 def write_report(place: Path) -> None:
-    """Write report.html into the folder of a comparison or a run, finished or not.
+    """Write report.html into the folder of a comparison or a run, finished or not, and with the extra rows.html.
 
     Raises:
         ConfigError: it is no such folder.
@@ -80,6 +86,18 @@ def write_report(place: Path) -> None:
         parts.append(labelled("Trained:", trained(subject)))
     if "compare" in subject.values:
         parts += [labelled(label, text) for label, text in told(read_provenance(place))]
-    parts.append(config_table(subject.values))
+    parts += [config_table(subject.values), _rows(subject)]
     parts += [section(one) for one in _sections(subject)]
     write_page(place / REPORT, _title(subject), parts)
+
+
+def _rows(subject: Subject) -> str:
+    """Where every row is."""
+    if not any(arm.probed for arm in subject.arms.values()):
+        return ""
+    if find_spec("altair") is None or find_spec("vl_convert") is None:
+        return paragraph(GET_ROWS, "note")
+    from tied_lm.study.rowspage import ROWS_PAGE, write_rows_page
+
+    write_rows_page(subject)
+    return f"<p>{link(ROWS_PAGE, 'Every row')}: search, sort, and brush in share, cosine and norms together.</p>"

@@ -13,6 +13,7 @@ from tied_lm.study.picture import Key, Picture, Section, few_ticks, panel, plain
 from tied_lm.study.subject import ArmRuns, Probed, Subject
 
 MOST_ROWS = 1000  # that are drawn one by one
+MOST_CLOUDS = 2  # arms whose rows are drawn one by one in one panel
 BINS = 40  # of the logarithm of the rank
 
 
@@ -49,10 +50,12 @@ def mean_rows(probed: list[Probed], field: str) -> Float[np.ndarray, "V"]:
         return np.where(known, values, 0).sum(axis=0) / known.sum(axis=0)
 
 
-def _scatter(ax: Axes, values_V: Float[np.ndarray, "V"], style: Style, gid: str | None = None) -> None:
-    """Rows as points; where they are many, their median and the range of the middle 80% instead."""
+def _scatter(
+    ax: Axes, values_V: Float[np.ndarray, "V"], style: Style, gid: str | None = None, most: int = MOST_ROWS
+) -> None:
+    """Rows as points; of more than `most` the median and the range of the middle 80% of those of like rank."""
     artists: list[Artist] = []
-    if values_V.size <= MOST_ROWS:
+    if values_V.size <= most:
         rank = np.arange(1, values_V.size + 1)
         known = np.isfinite(values_V)
         artists += ax.plot(rank[known], values_V[known], style.marker, ms=2.6, mew=0, color=style.light, alpha=0.75)
@@ -95,7 +98,8 @@ def rows_by_rank(subject: Subject) -> Section | None:
         told = []
         for arm in tied:
             values_V = mean_rows(arm.probed, key)
-            _scatter(ax, values_V, arm.style, f"arm={arm.name}")
+            # Points of many arms would hide each other.
+            _scatter(ax, values_V, arm.style, f"arm={arm.name}", MOST_ROWS if len(tied) <= MOST_CLOUDS else 0)
             if np.isfinite(values_V).any():
                 told.append(f"{arm.name} {np.nanmedian(values_V):.3f}")
         if key == "cosine":
@@ -110,9 +114,9 @@ def rows_by_rank(subject: Subject) -> Section | None:
         plain_log(ax.yaxis)
         pictures.append(picture)
     rows = arms[0].probed[0].frequency.size
-    shown = (
-        "Each point is a row" if rows <= MOST_ROWS else "Median of the rows of like rank, and the middle 80% of them"
-    )
+    shown = "Median of the rows of like rank, and the middle 80% of them"
+    if rows <= MOST_ROWS:
+        shown = "Each point is a row" + (f" (share and cosine: {shown.lower()})" if len(tied) > MOST_CLOUDS else "")
     note = (
         f"{shown}, mean over seeds, at the last probe. Row norm: L2 norm of the row's part of the gradient, nats / "
         "parameter; what is 0 is left out. In an untied model lookup and scoring belong to two matrices, so there is "

@@ -12,10 +12,12 @@ from tied_lm.study.subject import Subject
 
 def _same_or_each(subject: Subject, told: Callable[[Config], str]) -> str:
     """What is the same in all arms once, and else by arm."""
-    found = {name: told(arm.config) for name, arm in subject.arms.items()}
-    if len(set(found.values())) == 1:
-        return next(iter(found.values()))
-    return " / ".join(f"{text} ({name})" for name, text in found.items())
+    found: dict[str, list[str]] = {}
+    for name, arm in subject.arms.items():
+        found.setdefault(told(arm.config), []).append(name)
+    if len(found) == 1:
+        return next(iter(found))
+    return " / ".join(f"{text} ({', '.join(names)})" for text, names in found.items())
 
 
 def _data(subject: Subject, config: Config) -> str:

@@ -149,13 +149,15 @@ def disk_bytes(trainer: "Trainer", token_strings: Sequence[str]) -> int:
 
 
 def summary_bytes(config: Config, arms: int, seeds: int) -> int:
-    """What a comparison's folder takes at most beside its runs: config.json, summary.json, report.html."""
+    """What a comparison's folder takes at most beside its runs: config.json, summary.json, the pages."""
     schedule = Schedule.of(config)
     points = len(schedule.evaluations) + len(schedule.probes) + len(schedule.rows)
     page = 100_000 + 600 * points + 150 * len(PARTS) * min(config.data.vocab_size, 2000)
+    # The page of every row has a library in it, which is 0.9 MB.
+    rows = 1_300_000 + config.data.vocab_size * (100 + 40 * arms) + 110_000 * arms
     numbers = 40 * seeds * (4 * BANDS + 16)
     # All twice while they are replaced.
-    return 2 * (200_000 + arms * (page + numbers + 8192))
+    return 2 * (200_000 + rows + arms * (page + numbers + 8192))
 
 
 def check_disk(place: Path, needed: int) -> None:
