@@ -258,7 +258,7 @@ def legend(keys: Iterable[Key]) -> str:
 
 def section(one: Section) -> str:
     """A section of a page."""
-    kind = "small" if one.small else "two" if len(one.pictures) in (2, 4) else "large"
+    kind = "small" if one.small else {1: "one", 2: "two", 4: "two"}.get(len(one.pictures), "large")
     pictures = "".join(f"<div>{svg(picture)}</div>" for picture in one.pictures)
     return (
         f"<section><h2>{html.escape(one.title)}</h2><figure>{legend(one.keys)}<div class='panels {kind}'>{pictures}"

@@ -15,7 +15,7 @@ from tied_lm.study.sweep import short_names, show
 from tied_lm.study.sweepresults import Results, Settings
 
 OWN = "own best"
-LARGE = (6.4, 4.0)  # inches
+LARGE = (5.0, 3.5)  # inches
 Line = list[tuple[str, Estimate]]  # the value of the field on the x axis, and what stands there
 
 

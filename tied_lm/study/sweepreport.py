@@ -12,10 +12,10 @@ from tied_lm.study.page import html_table, labelled, paragraph, write_page
 from tied_lm.study.picture import section
 from tied_lm.study.report import write_report
 from tied_lm.study.subject import Subject
-from tied_lm.study.summary import REPORT
+from tied_lm.study.summary import REPORT, Split
 from tied_lm.study.sweep import short_names, show
 from tied_lm.study.sweepfigure import OWN, differences, splits, told_settings
-from tied_lm.study.sweepresults import RESULTS, Combination, PointResult, Results, read_results
+from tied_lm.study.sweepresults import RESULTS, Combination, Results, read_results
 from tied_lm.study.verdict import looks, table, with_interval
 
 PAGE = "sweep.html"
@@ -175,18 +175,19 @@ def told_sweep(results: Results) -> str:
 
 def _page_table(results: Results) -> str:
     """The table with the difference second, share and cosine, and links to the points' own pages."""
-    names = short_names(list(results.grid))
+    names = list(short_names(list(results.grid)).values())
     others = [arm for arm in results.arms if arm != results.baseline]
-    points: list[PointResult | None] = [point for point in results.points for _ in others]
-    head, *rows = table_rows(results)
-    count = len(names)
-    shown = [["point", *head[:count], head[count], *head[count + 1 :], "lookup's share", "cosine"]]
+    points = [point for point in results.points for _ in others]
+    (*_, arm, less, outcome, loss, base, parameters), *rows = table_rows(results)
+    shown = [["point", less, arm, outcome, "lookup's share", "cosine", loss, base, parameters]]
     linked = []
     for k, row in enumerate(rows):
+        settings, (arm, less, outcome, loss, base, parameters) = row[: len(names)], row[len(names) :]
         point = points[k] if k < len(points) else None
-        split = point and point.splits.get(row[count])
-        found = [with_interval(one, digits=3) for one in ((split.share, split.cosine) if split else (None, None))]
-        shown.append([point.folder[:3] if point else OWN, *row, *found])
+        split = (point and point.splits.get(arm)) or Split()
+        found = ["-" if one is None else f"{one.mean:.3f}" for one in (split.share, split.cosine)]
+        where = ", ".join(f"{name}={value}" for name, value in zip(names, settings, strict=True))
+        shown.append([where, less, arm, outcome, *found, loss, base, parameters])
         linked.append(f"{point.folder}/{REPORT}" if point else "")
     return html_table(shown, linked=linked)
 
