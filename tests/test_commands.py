@@ -3,17 +3,20 @@
 import hashlib
 import json
 import math
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tied_lm import open_run
-from tied_lm.cli import compare
+from tied_lm import folder, open_run
+from tied_lm.checks import ConfigError
+from tied_lm.cli import compare, runs, show
 from tied_lm.cli.command import run
 
 ROOT = Path(__file__).parent.parent
@@ -188,6 +191,46 @@ def test_a_finished_comparison_is_left_alone(small, call_here):
     assert code == 0
     assert "nothing was changed" in err
     assert out == first
+    assert contents(place) == before
+
+
+def test_a_folder_shows_its_verdict_again_and_how_it_stands(small, tmp_path, capsys):
+    place, first = small
+    before = contents(place)
+    show.main([str(place)], threading.Event())
+    assert capsys.readouterr().out.strip().splitlines()[:-1] == first.strip().splitlines()[:-2]
+    part, single = tmp_path / "deep" / "part", tmp_path / "single"
+    shutil.copytree(place, part)
+    (part / "summary.json").unlink()
+    shutil.rmtree(part / "untied" / "seed1")
+    shutil.copytree(place / "tied" / "seed0", single)
+    with folder.locked(part):
+        runs.main([str(tmp_path)], threading.Event())
+    runs.main([str(place)], threading.Event())
+    loss = summary_of(place)["arms"]["tied"]["eval_loss"]["per_seed"][0]
+    out = capsys.readouterr().out.splitlines()
+    assert out[:2] == [
+        f"{part}  comparison, running, 3 of 4 runs done",
+        f"{single}  run, finished: held-out loss {loss:.4f}",
+    ]
+    outcome = summary_of(place)["difference"]["outcome"]
+    assert out[2].startswith(f"{place}  comparison, finished, 2 seeds: tied {outcome}, ")
+    show.main([str(part)], threading.Event())
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == "comparison, stopped, 3 of 4 runs done"
+    assert [line.split()[:4] for line in out[2:5]] == [
+        ["tied,", "seed", "0", "20"],
+        ["tied,", "seed", "1", "20"],
+        ["untied,", "seed", "0", "20"],
+    ]
+    show.main([str(single)], threading.Event())
+    assert f"held-out loss, nats a token {loss:.4f} 20" in " ".join(capsys.readouterr().out.split())
+    (single / "config.json").write_text("{")
+    runs.main([str(tmp_path)], threading.Event())
+    assert "single  folder, cannot be read: " in capsys.readouterr().out
+    for main in (show.main, runs.main):
+        with pytest.raises(ConfigError, match=r"^DIR = "):
+            main([str(tmp_path / "absent")], threading.Event())
     assert contents(place) == before
 
 

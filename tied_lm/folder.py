@@ -51,6 +51,21 @@ def check(folder: Path, values: Mapping[str, Any], file: str = CONFIG) -> None:
         raise ConfigError("workdir", str(folder), "a new or empty folder, or one of an earlier run")
 
 
+def is_locked(folder: Path) -> bool:
+    """Whether a process is writing it."""
+    try:
+        file = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(file)
+    return False
+
+
 @contextmanager
 def locked(folder: Path, wait: bool = False) -> Iterator[None]:
     """Keep two processes from writing one folder.

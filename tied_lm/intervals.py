@@ -9,6 +9,7 @@ import numpy as np
 import scipy  # whose parts are loaded when they are used
 from jaxtyping import Float, Int
 
+LARGEST_DIGITS = 8  # after the point, before figures are written with an exponent
 MOST_SEEDS = 1000  # that are thought of when asking how many would be enough
 
 Ends = tuple[float, float]  # of an interval, low and high
@@ -53,6 +54,27 @@ class Difference(HeldoutEstimate):
     @property
     def shown(self) -> Ends | None:
         return self.ci95_simultaneous or self.ci95_heldout
+
+
+def with_interval(estimate: Estimate | None, sign: str = "", digits: int = 4, unit: str = "") -> str:
+    """`mean [low, high]`, or the mean alone where there is no interval, or `-` where nothing is defined.
+
+    Figures get more digits where the largest of them would show fewer than two that count.
+
+    Args:
+        digits: after the point, at least.
+        unit: written after all of it.
+    """
+    if estimate is None:
+        return "-"
+    figures = [estimate.mean, *(estimate.shown or ())]
+    largest = max(map(abs, figures))
+    if largest and math.isfinite(largest):
+        digits = max(digits, 1 - math.floor(math.log10(largest)))
+    # z: what is rounded to 0 has no sign.
+    form = f"{sign}z.{digits}f" if digits <= LARGEST_DIGITS else f"{sign}.1e"
+    mean, *shown = [f"{figure:{form}}" for figure in figures]
+    return mean + (f" [{', '.join(shown)}]" if shown else "") + unit
 
 
 def interval(values: Sequence[float]) -> Ends | None:

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from tests.study.summaries import estimate, summary, with_arms
+from tied_lm.intervals import with_interval
 from tied_lm.study.matching import Matching
-from tied_lm.study.verdict import conclusions, verdict, with_interval
+from tied_lm.study.verdict import conclusions, verdict
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ COMMANDS = {
     "train": "train one model, once",
     "sweep": "compare arms at every point of a grid of config fields",
     "evaluate": "evaluate a run from one of its checkpoints, and sample from it",
+    "runs": "what is in a folder, and how it stands",
+    "show": "the verdict of a folder again, or how far it is",
     "report": "write the page of a folder anew, without training",
     "benchmark": "measure speed and memory",
     "instrument": "train somebody else's model in somebody else's loop, recorded",

@@ -29,7 +29,7 @@ from tied_lm.model.loss import vocabulary_loss
 from tied_lm.model.split import backward, loss_and_gradients, stats_of
 from tied_lm.record.history import RowLog
 from tied_lm.study.plan import build_arms
-from tied_lm.study.verdict import table
+from tied_lm.study.table import table
 from tied_lm.train.calendar import Schedule
 from tied_lm.train.loop import train_run
 

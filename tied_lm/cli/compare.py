@@ -3,6 +3,7 @@
 import threading
 from pathlib import Path
 
+from tied_lm.cli import terminal
 from tied_lm.cli.command import parse, set_up_jax, tell, tensorboard_command
 from tied_lm.tokenstring import printable
 
@@ -37,5 +38,5 @@ def main(arguments: list[str], stop: threading.Event) -> None:
             c.complete(place, plan, stop, progress.start_run)
         finally:
             progress.close()
-    print(verdict(read_summary(place)))
+    print(verdict(read_summary(place), terminal.width(), terminal.bold))
     print(f"\nPictures: {printable(str(place / REPORT))}\nTensorBoard: {tensorboard_command(place)}")

@@ -178,7 +178,8 @@ def _sample(
 
 def _told(found: "Evaluated") -> str:
     """The evaluation as text."""
-    from tied_lm.study.verdict import table, with_interval
+    from tied_lm.intervals import with_interval
+    from tied_lm.study.table import table
 
     rows = [["loss, nats a token", with_interval(found.eval_loss)]]
     if found.excess is not None:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from tqdm import tqdm
 
+LINE_SECONDS = 30.0  # between lines in a log
+
 
 def clock(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
@@ -27,7 +29,7 @@ class Progress:
         self.compiled: dict[str, float] = {}  # arm -> seconds of the start of its first run
         self.start = 0.0  # seconds of the newest start of another run
         self.seconds, self.updates = 0.0, 0
-        self.begun = time.perf_counter()
+        self.begun = self.told = time.perf_counter()
         self.count = len(runs)
         self.terminal = sys.stderr.isatty()
         self.bar = tqdm(
@@ -60,10 +62,12 @@ class Progress:
                 last = now
             self.bar.update(updates)
             self.bar.set_postfix_str(self._left(total - done))
-            if done == total and not self.terminal:
+            if not self.terminal and (done == total or now - self.told > LINE_SECONDS):
+                self.told = now
                 finished = self.count - len(self.left)
-                left = self._left(0) if self.left else f"in {clock(now - self.begun)}"
-                print(f"{arm} seed {seed}: run {finished} of {self.count} done, {left}", file=sys.stderr, flush=True)
+                left = f"in {clock(now - self.begun)}" if done == total and not self.left else self._left(total - done)
+                stands = f"run {finished} of {self.count} done" if done == total else f"{done:,} of {total:,} updates"
+                print(f"{arm} seed {seed}: {stands}, {left}", file=sys.stderr, flush=True)
 
         return report
 

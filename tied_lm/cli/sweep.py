@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tied_lm.checks import ConfigError
+from tied_lm.cli import terminal
 from tied_lm.cli.command import parse, set_up_jax, tell
 from tied_lm.tokenstring import printable
 
@@ -76,7 +77,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
         results = Results.of(the_sweep)
         write_results(place, results)
         write_sweep_page(place, results)
-    print(told_sweep(results))
+    print(told_sweep(results, terminal.width(), terminal.bold))
     print(f"\nPicture: {printable(str(place / PAGE))}")
 
 

@@ -1,9 +1,9 @@
 """Train one model, once."""
 
-import math
 import threading
 from pathlib import Path
 
+from tied_lm.cli import terminal
 from tied_lm.cli.command import parse, set_up_jax, tell, tensorboard_command
 
 
@@ -19,6 +19,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     from tied_lm.record.reader import check_logs
     from tied_lm.record.scalars import is_finished
     from tied_lm.study.plan import Arm
+    from tied_lm.study.table import table
     from tied_lm.train.build import build_stream
     from tied_lm.train.loop import run_values, train_run
     from tied_lm.train.resources import check_disk, check_memory, shown
@@ -46,17 +47,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
                 train_run(arm.trainer, config, arm.stream, place, stop, report)
             finally:
                 progress.close()
-    last = open_run(place).last()
     parameters = count_parameters(arm.trainer.model)["total"]
     print(f"{config.model.tying}, {parameters:,} parameters, after {config.train.steps:,} updates:")
-    for tag, words in {
-        "loss/eval": "held-out loss, nats a token",
-        "loss/perplexity": "perplexity",
-        "loss/bits_per_byte": "bits a byte",
-        "loss/excess": "above the best possible loss",
-        "probe/split/share": "lookup's share of the squared gradient (probe)",
-        "probe/split/cosine": "cosine of lookup and scoring (probe)",
-    }.items():
-        if tag in last:
-            print(f"  {'-' if math.isnan(last[tag]) else format(last[tag], '.4f'):>8}  {words}")
+    print(table(open_run(place).table(), terminal.width(), head=terminal.bold))
     print(f"TensorBoard: {tensorboard_command(place)}")

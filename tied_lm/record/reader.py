@@ -1,7 +1,9 @@
 """Reading runs back, finished or still running."""
 
 import difflib
+import html
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,14 @@ from tied_lm.record.scalars import METRICS, read_metrics
 if TYPE_CHECKING:
     import xarray
 
+HEADLINE = {
+    "loss/eval": "held-out loss, nats a token",
+    "loss/perplexity": "perplexity",
+    "loss/bits_per_byte": "bits a byte",
+    "loss/excess": "above the best possible loss",
+    "probe/split/share": "lookup's share of the squared gradient (probe)",
+    "probe/split/cosine": "cosine of lookup and scoring (probe)",
+}
 CONTENT = ("text_train", "text_heldout", "text_tokenizer")
 BESIDE = ("version", *CONTENT)  # in config.json, beside the fields of the config
 
@@ -73,6 +83,22 @@ class Run:
     def last(self) -> dict[str, float]:
         """Values by tag at the newest step; NaN for what is undefined there, as a share of 0 / 0."""
         return self.lines()[-1]
+
+    def table(self) -> list[list[str]]:
+        """What matters most, with its newest value; `-` where it is undefined. The first row is the head."""
+        newest = {tag: (line["step"], line[tag]) for line in self.lines() for tag in HEADLINE if tag in line}
+        rows = [["", "value", "at step"]]
+        for tag, words in HEADLINE.items():
+            step, value = newest.get(tag, (0, None))
+            if value is not None:
+                rows.append([words, "-" if math.isnan(value) else f"{value:.4f}", f"{step:,}"])
+        return rows
+
+    def _repr_html_(self) -> str:
+        """As a notebook shows it."""
+        rows = self.table() if self.has_data() else []
+        cells = (f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+        return f"<p>{html.escape(repr(self))}</p><table>{''.join(cells)}</table>"
 
     def tags(self) -> set[str]:
         """Names of all scalars so far."""

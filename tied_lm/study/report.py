@@ -1,6 +1,5 @@
 """What is in a folder as pictures: one self-contained HTML file."""
 
-import math
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from tied_lm.study.splitfigure import bands_at_end, bands_over_time, tokens_over
 from tied_lm.study.subject import Subject
 from tied_lm.study.summary import REPORT, Summary
 from tied_lm.study.trained import config_table, trained
-from tied_lm.study.verdict import accounts, arm_table, conclusions, intervals
+from tied_lm.study.verdict import accounts, conclusions, intervals
 
 GET_ROWS = (
     "Every row, to search, sort and brush: install the extra (pip install 'tied_lm[page]', in a clone pip install -e "
@@ -48,7 +47,7 @@ def _verdict(summary: Summary) -> list[str]:
     """The first sentences large, since they are what it is about, and what they mean below."""
     main = max(len(summary.differences), 1)
     said = conclusions(summary)
-    table = [[row[0], row[-1], *row[1:-1]] for row in arm_table(summary)]
+    table = [[row[0], row[-1], *row[1:-1]] for row in summary.table()]
     return [
         *(paragraph(sentence, "verdict") for sentence in said[:main]),
         html_table(table),
@@ -60,9 +59,7 @@ def _verdict(summary: Summary) -> list[str]:
 
 def _state(subject: Subject) -> list[str]:
     """How far each run is, where there is no verdict."""
-    rows = [["run", "step", "of", "held-out loss"]]
-    for arm, seed, step, last, loss in subject.states:
-        rows.append([f"{arm}, seed {seed}", f"{step:,}", f"{last:,}", "-" if math.isnan(loss) else f"{loss:.4f}"])
+    rows = subject.table()
     wanted = "compare" in subject.values
     missing = len(subject.names) * subject.values["compare"]["seeds"] - len(subject.states) if wanted else 0
     done = sum(step == last for _, _, step, last, _ in subject.states)

@@ -163,6 +163,13 @@ class Subject:
                 arms[name] = ArmRuns(name, styles[name], written, build_model(written[0].config).untied_from)
         return cls(place, values, arms, list(folders), states, summary)
 
+    def table(self) -> list[list[str]]:
+        """How far each run is; the first row is the head."""
+        rows = [["run", "step", "of", "held-out loss"]]
+        for arm, seed, step, last, loss in self.states:
+            rows.append([f"{arm}, seed {seed}", f"{step:,}", f"{last:,}", "-" if math.isnan(loss) else f"{loss:.4f}"])
+        return rows
+
     @property
     def bands(self) -> list[str]:
         """Those that have rows."""

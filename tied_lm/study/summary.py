@@ -1,6 +1,7 @@
 """What the runs of a comparison say together: the content of summary.json."""
 
 import dataclasses
+import html
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from tied_lm import bands
 from tied_lm.config import Comparison, Optimizer, flatten, to_dict
 from tied_lm.data.documents import Account
 from tied_lm.files import Damaged, read_json, write_json
-from tied_lm.intervals import COSINE, SHARE, Difference, Estimate, HeldoutEstimate, Scale, summarize
+from tied_lm.intervals import COSINE, SHARE, Difference, Estimate, HeldoutEstimate, Scale, summarize, with_interval
 from tied_lm.model.embedding import account_of, count_parameters
 from tied_lm.record.reader import Run
 from tied_lm.study.caveats import caveats
@@ -105,6 +106,27 @@ class Summary:
         """The only difference, if there is one."""
         (only,) = self.differences.values() if len(self.differences) == 1 else (None,)
         return only
+
+    def table(self) -> list[list[str]]:
+        """One row for each arm: parameters, loss, what the loss amounts to (where that means something), difference."""
+        digits = {"excess": 4, "perplexity": 2, "bits_per_byte": 4}
+        present = [key for key in digits if any(getattr(arm, key) for arm in self.arms.values())]
+        names = [key.replace("_", " ") for key in present]
+        rows = [["arm", "parameters", "held-out loss", *names, f"less {self.baseline}"]]
+        for name, arm in self.arms.items():
+            measures = [with_interval(getattr(arm, key), digits=digits[key]) for key in present]
+            difference = with_interval(self.differences.get(name), "+")
+            rows.append([name, f"{arm.parameters:,}", with_interval(arm.eval_loss), *measures, difference])
+        for name, diverged in self.diverged.items():
+            rows.append([name, f"{diverged.parameters:,}", "diverged", *("-" for _ in present), "-"])
+        return rows
+
+    def _repr_html_(self) -> str:
+        """The table, as a notebook shows it."""
+        head, *rows = [[html.escape(cell) for cell in row] for row in self.table()]
+        body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+        about = f"Losses in nats a token with their 95% intervals; {len(self.seeds)} seeds."
+        return f"<p>{about}</p><table><tr>{''.join(f'<th>{cell}</th>' for cell in head)}</tr>{body}</table>"
 
 
 def write_summary(place: Path, summary: Summary) -> None:

@@ -2,11 +2,13 @@
 
 import html
 import math
+import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 from tied_lm.files import read_json
 from tied_lm.folder import CONFIG, SWEEP
-from tied_lm.intervals import Difference, Estimate
+from tied_lm.intervals import Difference, Estimate, with_interval
 from tied_lm.study.ownbest import fewest_seeds
 from tied_lm.study.page import html_table, labelled, paragraph, write_page
 from tied_lm.study.picture import section
@@ -16,7 +18,8 @@ from tied_lm.study.summary import REPORT, Split
 from tied_lm.study.sweep import short_names, show
 from tied_lm.study.sweepfigure import OWN, differences, splits, told_settings
 from tied_lm.study.sweepresults import RESULTS, Combination, Results, read_results
-from tied_lm.study.verdict import looks, table, with_interval
+from tied_lm.study.table import table
+from tied_lm.study.verdict import looks
 
 PAGE = "sweep.html"
 CAVEAT = " !"
@@ -166,11 +169,13 @@ def caveats(results: Results) -> list[str]:
     ]
 
 
-def told_sweep(results: Results) -> str:
-    """Table, sentences and the first caveats, for the terminal."""
+def told_sweep(results: Results, width: int | None = None, bold: Callable[[str], str] = str) -> str:
+    """Table, sentences and the first caveats, for the terminal; see `verdict`."""
     found = caveats(results)
     more = [f"... and {len(found) - MOST_CAVEATS:,} more, in {PAGE}"] if len(found) > MOST_CAVEATS else []
-    return "\n".join([table(table_rows(results)), "", *sentences(results), *found[:MOST_CAVEATS], *more])
+    said = [*sentences(results), *found[:MOST_CAVEATS], *more]
+    said = said if width is None else [textwrap.fill(sentence, width) for sentence in said]
+    return "\n".join([table(table_rows(results), width, len(results.grid) + 1, bold), "", *said])
 
 
 def _page_table(results: Results) -> str:

@@ -1,35 +1,12 @@
 """A summary in words and as a table, for the terminal."""
 
-import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tied_lm.data.documents import told
-from tied_lm.intervals import Estimate
+from tied_lm.intervals import Estimate, with_interval
 from tied_lm.study.summary import Split, Summary
-
-LARGEST_DIGITS = 8  # after the point, before figures are written with an exponent
-
-
-def with_interval(estimate: Estimate | None, sign: str = "", digits: int = 4, unit: str = "") -> str:
-    """`mean [low, high]`, or the mean alone where there is no interval, or `-` where nothing is defined.
-
-    Figures get more digits where the largest of them would show fewer than two that count.
-
-    Args:
-        digits: after the point, at least.
-        unit: written after all of it.
-    """
-    if estimate is None:
-        return "-"
-    figures = [estimate.mean, *(estimate.shown or ())]
-    largest = max(map(abs, figures))
-    if largest and math.isfinite(largest):
-        digits = max(digits, 1 - math.floor(math.log10(largest)))
-    # z: what is rounded to 0 has no sign.
-    form = f"{sign}z.{digits}f" if digits <= LARGEST_DIGITS else f"{sign}.1e"
-    mean, *shown = [f"{figure:{form}}" for figure in figures]
-    return mean + (f" [{', '.join(shown)}]" if shown else "") + unit
+from tied_lm.study.table import table
 
 
 def intervals(summary: Summary) -> str:
@@ -40,18 +17,6 @@ def intervals(summary: Summary) -> str:
         return f"In brackets the 95% interval over {summary.clusters} alone: it says nothing of other seeds."
     together = "; those of the differences hold all at once" if len(summary.differences) > 1 else ""
     return f"In brackets the 95% interval over {len(summary.seeds)} seeds and {summary.clusters}{together}."
-
-
-def table(rows: list[list[str]]) -> str:
-    """Columns of equal width, the first aligned left and the others right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
-        "  ".join(
-            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
-    return "\n".join("  " + line.rstrip() for line in lines)
 
 
 def _bytes(count: float) -> str:
@@ -172,7 +137,7 @@ def _conditions(summary: Summary) -> str:
     )
 
 
-def _band_table(summary: Summary, name: str, split: Split) -> str:
+def _band_table(summary: Summary, name: str, split: Split, width: int | None, bold: Callable[[str], str]) -> str:
     """The lookup's share and cosine by band, from the probe."""
 
     def cells(of: Split) -> list[str]:
@@ -185,11 +150,13 @@ def _band_table(summary: Summary, name: str, split: Split) -> str:
         rows.append([band, str(found.rows), f"{found.frequency:.1%}", loss, *cells(found)])
     count = sum(band.rows for band in arm.bands.values())
     rows.append(["all", str(count), "100.0%", f"{arm.eval_loss.mean:.4f}", *cells(split)])
-    return (
+    about = (
         f"What the lookup asks of the rows of {name}, against the scoring (probe of N = {summary.probe_tokens:,} "
         "held-out tokens at the last step;\n  band 0 holds the most frequent rows; share = |lookup|^2 / (|lookup|^2 + "
-        "|scoring|^2);\n  in brackets the 95% t interval over seeds, at this probe and N):\n" + table(rows)
+        "|scoring|^2);\n  in brackets the 95% t interval over seeds, at this probe and N):"
     )
+    about = about if width is None else textwrap.fill(" ".join(about.split()), min(100, width), subsequent_indent="  ")
+    return f"{about}\n{table(rows, width, head=bold)}"
 
 
 def _divergences(summary: Summary) -> list[str]:
@@ -216,21 +183,6 @@ def conclusions(summary: Summary) -> list[str]:
     return [*sentences, *about, *warnings, _conditions(summary), *text]
 
 
-def arm_table(summary: Summary) -> list[list[str]]:
-    """One row for each arm: parameters, loss, what the loss amounts to (where that means something), difference."""
-    digits = {"excess": 4, "perplexity": 2, "bits_per_byte": 4}
-    present = [key for key in digits if any(getattr(arm, key) for arm in summary.arms.values())]
-    names = [key.replace("_", " ") for key in present]
-    rows = [["arm", "parameters", "held-out loss", *names, f"less {summary.baseline}"]]
-    for name, arm in summary.arms.items():
-        measures = [with_interval(getattr(arm, key), digits=digits[key]) for key in present]
-        difference = with_interval(summary.differences.get(name), "+")
-        rows.append([name, f"{arm.parameters:,}", with_interval(arm.eval_loss), *measures, difference])
-    for name, diverged in summary.diverged.items():
-        rows.append([name, f"{diverged.parameters:,}", "diverged", *("-" for _ in present), "-"])
-    return rows
-
-
 def accounts(summary: Summary) -> list[str]:
     """For each arm, what its parameters are, the memory they take, and how often clipping acted."""
     lines = []
@@ -248,9 +200,23 @@ def accounts(summary: Summary) -> list[str]:
     return lines
 
 
-def verdict(summary: Summary) -> str:
-    """The summary for the terminal; losses in nats a token, with their 95% intervals in brackets."""
-    parts = [f"Losses in nats a token. {intervals(summary)}\n{table(arm_table(summary))}"]
-    parts[0] += "\n" + "\n".join("  " + line for line in accounts(summary))
-    parts += [_band_table(summary, name, arm.split) for name, arm in summary.arms.items() if arm.split]
-    return "\n\n".join([*parts, *(textwrap.fill(sentence, 100) for sentence in conclusions(summary))])
+def verdict(summary: Summary, width: int | None = None, bold: Callable[[str], str] = str) -> str:
+    """The summary for the terminal; losses in nats a token, with their 95% intervals in brackets.
+
+    Args:
+        width: of the terminal; None if lines may have any length.
+        bold: how what matters most is shown.
+    """
+    head = f"Losses in nats a token. {intervals(summary)}"
+    lines = [_filled(head, width), table(summary.table(), width, head=bold)]
+    lines += [_filled(line, width, "    ") for line in ("  " + line for line in accounts(summary))]
+    parts = ["\n".join(lines)]
+    parts += [_band_table(summary, name, arm.split, width, bold) for name, arm in summary.arms.items() if arm.split]
+    said = [textwrap.fill(sentence, min(100, width or 100)) for sentence in conclusions(summary)]
+    main = len(summary.differences)
+    return "\n\n".join([*parts, *map(bold, said[:main]), *said[main:]])
+
+
+def _filled(line: str, width: int | None, indent: str = "") -> str:
+    """A line as it is, or folded where a terminal is narrower."""
+    return line if width is None else textwrap.fill(line, width, subsequent_indent=indent)

@@ -1,0 +1,52 @@
+"""The verdict of a folder again, or how far it is."""
+
+import threading
+from pathlib import Path
+
+from tied_lm.checks import ConfigError
+from tied_lm.cli import terminal
+from tied_lm.cli.command import Parser, check_path, tensorboard_command
+from tied_lm.tokenstring import printable
+
+
+def main(arguments: list[str], _: threading.Event) -> None:
+    parser = Parser(
+        description="The verdict of a comparison, the table of a sweep, or how far a folder is. Nothing is written.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of a comparison, a sweep or a run")
+    place = parser.parse_args(arguments).folder
+    check_path("DIR", place)
+    if not any((place / name).is_file() for name in ("config.json", "sweep.json", "metrics.jsonl")):
+        raise ConfigError("DIR", str(place), "the folder of a comparison, a sweep or a run")
+    terminal.begin(printable(f"{place}: loading the libraries ..."))
+    told = _told(place)
+    terminal.end()
+    print(told)
+    print(f"\nTensorBoard: {tensorboard_command(place)}")
+
+
+def _told(place: Path) -> str:
+    """What there is to say of a folder."""
+    from tied_lm.files import read_json
+    from tied_lm.folder import CONFIG, SWEEP
+    from tied_lm.record.reader import open_run
+    from tied_lm.study.state import find, state_of
+    from tied_lm.study.subject import Subject
+    from tied_lm.study.sweepreport import told_sweep
+    from tied_lm.study.sweepresults import RESULTS, read_results
+    from tied_lm.study.table import table
+    from tied_lm.study.verdict import verdict
+
+    width, bold = terminal.width(), terminal.bold
+    if (place / SWEEP).exists():
+        if (place / RESULTS).exists():
+            return told_sweep(read_results(place), width, bold)
+        points = [point for below in sorted(place.iterdir()) if below.is_dir() for point in find(below, 0)]
+        return "\n".join([str(state_of(place)), *(printable(f"{p.name}  {state_of(p)}") for p in points)])
+    if (place / CONFIG).exists() and "compare" in read_json(place / CONFIG, "restore it"):
+        subject = Subject.of(place)
+        if subject.summary is not None:
+            return verdict(subject.summary, width, bold)
+        return f"{state_of(place)}\n{table(subject.table(), width, head=bold)}"
+    return f"{state_of(place)}\n{table(open_run(place).table(), width, head=bold)}"
