@@ -12,6 +12,7 @@ COMMANDS = {
     "compare": "train arms with several seeds, and print the verdict",
     "train": "train one model, once",
     "sweep": "compare arms at every point of a grid of config fields",
+    "study": "put published claims about tying to the test",
     "evaluate": "evaluate a run from one of its checkpoints, and sample from it",
     "runs": "what is in a folder, and how it stands",
     "show": "the verdict of a folder again, or how far it is",

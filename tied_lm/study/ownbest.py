@@ -18,7 +18,9 @@ def _choosing(seeds: int) -> Bool[np.ndarray, "S S"]:
     return (np.arange(seeds)[:, None] - np.arange(seeds)) % seeds < seeds // 2
 
 
-def at_own_best(losses: Float[np.ndarray, "... R S"]) -> Float[np.ndarray, "... S"]:
+def at_own_best(
+    losses: Float[np.ndarray, "... R S"], measured: Float[np.ndarray, "... R S"] | None = None
+) -> Float[np.ndarray, "... S"]:
     """The loss of each seed at rates that are the best of others.
 
     Half of the seeds choose the rate with the lowest mean loss, and the others are measured at it; this goes round, so
@@ -27,15 +29,16 @@ def at_own_best(losses: Float[np.ndarray, "... R S"]) -> Float[np.ndarray, "... 
 
     Args:
         losses: of each rate and seed.
+        measured: what is measured at the rates, if not the loss.
     """
-    seeds = losses.shape[-1]
+    seeds, measured = losses.shape[-1], losses if measured is None else measured
     if seeds == 1:
-        return losses.min(axis=-2)
+        return np.take_along_axis(measured, np.argmin(losses, axis=-2)[..., None, :], axis=-2)[..., 0, :]
     chooses_SxT = _choosing(seeds)
     best_T = np.argmin(losses @ chooses_SxT, axis=-2)
-    losses_TxS = np.take_along_axis(losses, best_T[..., None], axis=-2)
-    measured_TxS = ~chooses_SxT.T
-    return (losses_TxS * measured_TxS).sum(axis=-2) / measured_TxS.sum(axis=0)
+    values_TxS = np.take_along_axis(measured, best_T[..., None], axis=-2)
+    measures_TxS = ~chooses_SxT.T
+    return (values_TxS * measures_TxS).sum(axis=-2) / measures_TxS.sum(axis=0)
 
 
 def _swaps(seeds: int) -> Bool[np.ndarray, "P S"]:
