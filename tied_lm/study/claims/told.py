@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from tied_lm.intervals import Ends, Estimate
+from tied_lm.intervals import Ends, Estimate, with_interval
 from tied_lm.study.claims.catalogue.impossible import NOT_DONE
 from tied_lm.study.claims.running import Done
 from tied_lm.study.claims.study import Outcome, Study, holm
-from tied_lm.study.verdict import with_interval
 
 
 def _value(mean: float | None, ends: Ends | None) -> str:
