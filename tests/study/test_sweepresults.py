@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 
 from tests.study.summaries import summary
+from tests.study.test_report import colors_by_arm
 from tied_lm import TiedEmbedding
 from tied_lm.intervals import COSINE, SHARE, Crossed, Difference, HeldoutEstimate, outcome, summarize
 from tied_lm.study.heldout import ClusterCount
@@ -286,6 +287,7 @@ def test_the_page_is_one_table_and_three_pictures_in_one_file(tmp_path, grid, ti
     assert (page.count("<table"), page.count('<svg role="img"')) == (1, 3)
     assert "<b>" not in page.replace("<b>Versions</b>", "")
     assert "jax 1.2.3" in page
+    assert colors_by_arm(page) == {"tied": {"arm0"}, "&lt;b&gt;": {"arm1"}}
     assert page.count('href="here/report.html"') == 2 * len(points)
     assert page.count("<td>0.248</td>") == len(points)  # the mean on a logit scale, of the tied arm alone
     assert "src=" not in page
