@@ -13,7 +13,8 @@ def get_config() -> ConfigDict:
 
     c.model = ConfigDict()
     # tied | untied | scaled_input | scaled_output | soft_cap | projection | width_scaled | late_untie | path_weights |
-    # lookup_only | scoring_only | gated_rare_rows | low_rank | factorised | spd_pair: see tied_lm/model/schemes.py
+    # lookup_only | scoring_only | gated_rare_rows | low_rank | factorised | spd_pair | centred: see
+    # tied_lm/model/schemes.py
     c.model.tying = "tied"  # the scheme: which matrix looks up, and which scores
     c.model.features = 32  # D, embedding width
     c.model.body = "none"  # none | mlp | lstm | transformer: what turns the looked-up vectors into hidden vectors

@@ -87,6 +87,7 @@ FORMULAS = {
     "width_scaled": Formula(logits=lambda p, h: 0.7 / (D / 6) * h @ p["embedding"].T),
     # With two matrices, which have the same values as long as they are tied, and need not have them here.
     "late_untie": Formula(logits=lambda p, h: h @ p["output"].T, parameters=2 * V * D),
+    "centred": Formula(),
     "path_weights": Formula(weights=(2.5, 0.4)),
     "lookup_only": Formula(weights=(1.0, 0.0)),
     "scoring_only": Formula(weights=(0.0, 1.0)),

@@ -354,6 +354,19 @@ def test_excess_is_the_divergence_from_the_law_in_each_context(tying, fields):
     assert float(np.min(result.excess)) > 0
 
 
+def test_a_centred_matrix_is_centred_by_each_update_and_no_gradient_is_changed():
+    plain = tiny.make_config("optimizer.name=sgd")
+    config = tiny.make_config("optimizer.name=sgd", "model.tying=centred")
+    (state, records), (other, other_records) = advance(config, [1], [0]), advance(plain, [1], [0])
+    expected = np.asarray(other.params["embedding"], np.float64)
+    expected -= expected.mean(axis=0)
+    np.testing.assert_allclose(np.asarray(state.params["embedding"]), expected, atol=1e-7)
+    np.testing.assert_array_equal(records[0].stats.scoring, other_records[0].stats.scoring)
+    start = np.asarray(tiny.trainer_of(config).init(np.uint32(0)).params["embedding"], np.float64)
+    moved = np.linalg.norm(expected - start, axis=1)
+    np.testing.assert_allclose(records[0].updates["embedding"], moved, rtol=1e-4)
+
+
 def test_a_z_loss_is_trained_and_neither_recorded_nor_evaluated():
     plain, z = tiny.make_config("optimizer.name=sgd"), 0.3
     config = tiny.make_config("optimizer.name=sgd", f"loss.z={z}", "model.tying=untied")

@@ -138,6 +138,21 @@ class LateUntie(VocabularyModel):
         return jax.tree.map(shared, tree, is_leaf=has_both)
 
 
+class Centred(TiedEmbedding):
+    """Plain tying, and after each update the mean row is subtracted from all rows (arXiv:2601.02031). V D parameters.
+
+    A softmax does not see what all logits share, so that the scoring is the same; the lookup is not. (In an untied
+    model this would change the logits, and neither the loss nor its gradients.)
+    """
+
+    def share(self, tree: PyTree, step: Step) -> PyTree:
+        changes, params, opt_state = tree
+        mean_D = params["embedding"].mean(axis=0)
+        # Off the change, too, which then is what the matrix really does.
+        changes, params = (part | {"embedding": part["embedding"] - mean_D} for part in (changes, params))
+        return changes, params, opt_state
+
+
 class PathWeights(TiedEmbedding):
     """Plain tying, but `embedding` receives alpha lookup + beta scoring (arXiv:2603.26663). V D parameters.
 
@@ -314,6 +329,7 @@ SCHEMES: dict[str, type[VocabularyModel]] = {
     "projection": Projection,
     "width_scaled": WidthScaled,
     "late_untie": LateUntie,
+    "centred": Centred,
     "path_weights": PathWeights,
     "lookup_only": LookupOnly,
     "scoring_only": ScoringOnly,

@@ -6,7 +6,7 @@ from tied_lm.study.claims.study import Study
 
 FILES = (
     "movers resemblance words drift lookup_gain cone gate optimizers coupled reversibility spread late bottleneck "
-    "depth rare rays probability fixed_size z_loss"
+    "depth rare rays probability fixed_size z_loss centring"
 )
 
 
