@@ -51,6 +51,7 @@ def test_the_other_arms_are_finished_and_reported(wild, tmp_path):
     assert "wild diverged, so it has no result: " in words(summary)
     assert ["wild", "80", "diverged", "-", "-"] in [line.split() for line in verdict(summary).splitlines()]
     assert "<td>diverged</td>" in (tmp_path / "report.html").read_text()
+    assert str(tmp_path) not in (tmp_path / "report.html").read_text()
     assert "tied against untied against wild" in (tmp_path / "report.html").read_text()
     assert not (tmp_path / "wild/seed1").exists()  # the arm has no result whatever the other seed does
     assert c.is_complete(tmp_path, plan)

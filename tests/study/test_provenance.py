@@ -18,6 +18,11 @@ from tied_lm.study import provenance
         ("--workdir=../../ada/one", "--workdir=…/one"),
         ("~/corpus/*.txt", "…/*.txt"),
         ("--config.optimizer.learning_rate=0.003", "--config.optimizer.learning_rate=0.003"),
+        ("share = |a|^2 / (|a|^2 + |b|^2); adam / sgd and/or", "share = |a|^2 / (|a|^2 + |b|^2); adam / sgd and/or"),
+        (
+            "a loss is no longer finite in /home/ada/run/wild/seed0; a lower",
+            "a loss is no longer finite in …/seed0; a lower",
+        ),
         ("model.tying=tied model.features=64", "model.tying=tied model.features=64"),
     ],
 )
@@ -31,6 +36,7 @@ def test_a_path_is_cut_to_what_need_not_be_hidden(typed, shown):
         (["tied-lm compare", "--workdir=/a/b"], "tied-lm compare --workdir=…/b"),
         (["/home/ada/tied_lm/experiments/compare.py"], "python -m experiments.compare"),
         (["/opt/venv/bin/pytest", "-q"], "pytest -q"),
+        (["tied-lm compare", "--x=a=1 b=2"], "tied-lm compare '--x=a=1 b=2'"),
     ],
 )
 def test_the_command_is_as_it_was_typed(arguments, shown):

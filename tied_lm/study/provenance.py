@@ -7,6 +7,7 @@ import contextlib
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -29,7 +30,7 @@ AGAIN = "remove that file; only where the numbers come from is lost"
 
 def without_places(text: str) -> str:
     """A text whose paths are cut to their last part, but for those that begin in the current folder."""
-    return re.sub(r"(?:~|\.\.|(?<![\w.])(?=/))[^\s,:=]*/([^\s,:=/]*)", r"…/\1", text)
+    return re.sub(r"(?:~|\.\.|(?<![\w.])(?=/[^\s/]))[^\s,:=]*/([^\s,:=/]*)", r"…/\1", text)
 
 
 def command(arguments: Sequence[str]) -> str:
@@ -40,7 +41,8 @@ def command(arguments: Sequence[str]) -> str:
     script = (
         name if " " in first or not name.endswith(".py") else f"python -m {Path(first).parent.name}.{Path(first).stem}"
     )
-    return " ".join([script, *map(without_places, others)])
+    shown = map(without_places, others)
+    return " ".join([script, *(shlex.quote(one) if " " in one else one for one in shown)])
 
 
 def _git(*arguments: str) -> str | None:

@@ -7,7 +7,7 @@ from tied_lm.study.lossfigure import losses
 from tied_lm.study.movefigure import row_moves
 from tied_lm.study.page import folded, html_table, labelled, link, paragraph, write_page
 from tied_lm.study.picture import Section, section
-from tied_lm.study.provenance import read_provenance, told
+from tied_lm.study.provenance import read_provenance, told, without_places
 from tied_lm.study.rowfigure import rows_by_rank
 from tied_lm.study.splitfigure import bands_at_end, bands_over_time, tokens_over_time
 from tied_lm.study.subject import Subject
@@ -46,7 +46,7 @@ def _title(subject: Subject) -> str:
 def _verdict(summary: Summary) -> list[str]:
     """The first sentences large, since they are what it is about, and what they mean below."""
     main = max(len(summary.differences), 1)
-    said = conclusions(summary)
+    said = [without_places(sentence) for sentence in conclusions(summary)]
     table = [[row[0], row[-1], *row[1:-1]] for row in summary.table()]
     return [
         *(paragraph(sentence, "verdict") for sentence in said[:main]),

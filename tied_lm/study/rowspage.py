@@ -186,6 +186,12 @@ def _chart(tied: bool) -> dict[str, Any]:
     return spec | {"params": [{"name": "brush", "select": selected, "views": views}]}
 
 
+@functools.cache
+def _vega() -> str:
+    """The libraries that draw, which take a second to be put together."""
+    return vl_convert.javascript_bundle(GLOBAL)
+
+
 def _json(name: str, values: Any) -> str:
     text = json.dumps(values, separators=(",", ":"), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
     return f'<script type="application/json" id="{name}">{text}</script>'
@@ -247,7 +253,7 @@ def write_rows_page(subject: Subject) -> None:
         ),
         _json("data", data),
         _json("specs", {str(tied).lower(): _chart(tied) for tied in {arm.untied_from is None for arm in arms}}),
-        f"<script>\n/*\n{resource('vega.txt')}*/\n{vl_convert.javascript_bundle(GLOBAL)}\n</script>",
+        f"<script>\n/*\n{resource('vega.txt')}*/\n{_vega()}\n</script>",
         f"<script>\n{resource('rows.js')}</script>",
     ]
     write_page(subject.place / ROWS_PAGE, f"Every row: {' against '.join(subject.names)}", parts, POLICY)
