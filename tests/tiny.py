@@ -199,6 +199,19 @@ def board_values(place: Path) -> dict[tuple[str, int], Any]:
     return {(tag, step): value.SerializeToString() for tag, step, value in values if not tag.startswith("time/")}
 
 
+def board_tag(tag: str, strings: Mapping[str, str] = {}) -> str:
+    """What TensorBoard calls a scalar of metrics.jsonl: groups in the order of importance."""
+    if tag.startswith("hypothetical/"):
+        return "untied_" + tag
+    if tag.startswith("band/") and tag.endswith("/loss"):
+        return f"loss/band/{tag.split('/')[1]}"
+    if "token/" in tag:
+        name, field = tag.split("/")[-2:]
+        return f"rows_followed/{name} {strings[name]}/{field}" if name in strings else f"rows_followed/{name}/{field}"
+    batch = tag.startswith(("grad_norm/", "split/", "band/", "rows_zero/", "rows_nonfinite", "optimizer/"))
+    return f"single_batch/{tag}" if batch else tag
+
+
 def assert_same_run(a: Path, b: Path, config: Config) -> None:
     """Two finished folders hold the same, bit for bit."""
     assert (a / "config.json").read_bytes() == (b / "config.json").read_bytes()

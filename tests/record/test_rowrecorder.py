@@ -46,7 +46,9 @@ def steps_of(place):
     """The steps in each of the three places."""
     lines = [json.loads(line)["step"] for line in (place / "metrics.jsonl").read_text().splitlines()]
     shown = [
-        event.step for event in tiny.board_events(place) if any(v.tag == "split/share" for v in event.summary.value)
+        event.step
+        for event in tiny.board_events(place)
+        if any(v.tag == "single_batch/split/share" for v in event.summary.value)
     ]
     return lines, tiny.dataset(place / "rows.zarr")["step"].tolist(), sorted(shown)
 
@@ -77,7 +79,9 @@ def test_a_record_lands_everywhere(tmp_path):
         assert rows.cosine.attrs == {"units": "1"}
     shown = tiny.board_values(tmp_path / "a" / "b")
     undefined = {"band/4/share", "band/4/cosine"}  # of row 0, where all is 0
-    assert {tag for tag, step in shown if step == 3} == run.tags() - undefined | {f"rows/{part}" for part in PARTS}
+    strings = {"frequent_1": "b", "middle_3": "d", "rare_0": "a", "named_5": "|"}
+    curves = {tiny.board_tag(tag, strings) for tag in run.tags() - undefined}
+    assert {tag for tag, step in shown if step == 3} == curves | {f"rows/{part}" for part in PARTS}
     assert all(np.isnan(run.scalars(tag)[3]) for tag in undefined)
     assert {tag for tag, step in shown if step == 0} == {"tokens/text_summary", "custom_scalars__config__"}
     assert b"| named_5 | 5 | &#124; |" in shown["tokens/text_summary", 0]
@@ -218,8 +222,8 @@ def test_what_is_not_finite_is_recorded_as_it_is_with_one_warning(tmp_path):
     for line in (tmp_path / "metrics.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=pytest.fail)
     shown = {tag for tag, step in tiny.board_values(tmp_path) if step == 1}
-    assert {"up", "down", "perplexity", "band/unseen/lookup"} < shown
-    assert not {"loss", "grad_norm/lookup"} & shown
+    assert {"up", "down", "perplexity", "single_batch/band/unseen/lookup"} < shown
+    assert not {"loss", "single_batch/grad_norm/lookup"} & shown
 
 
 def test_what_the_split_of_a_model_gives(tmp_path):

@@ -5,7 +5,6 @@ import os
 
 import numpy as np
 import pytest
-from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.util import tensor_util
 
 from tests import tiny
@@ -14,6 +13,7 @@ from tied_lm.files import read_json
 from tied_lm.record.histogram import BINS, EDGES, log_histogram
 from tied_lm.record.tensorboard import Board, cut_events
 
+STRINGS = {"frequent_0": "0", "middle_10": "10", "rare_19": "19", "named_7": "7"}
 PARTS = ("lookup", "scoring", "pull", "push", "total")
 BANDS = range(5)
 
@@ -40,9 +40,10 @@ def expected_scalars(tied):
         names = [f"grad_norm/{part}" for part in PARTS] + ["split/share", "split/cosine"]
         names += [f"band/{b}/{name}" for b in BANDS for name in (*PARTS, "share", "cosine")]
         tags |= {prefix + name: steps for name in names}
-    tokens = ("frequent_0", "middle_10", "rare_19", "named_7")
-    names = [f"rows_zero/{part}" for part in PARTS] + [f"token/{t}/{part}" for t in tokens for part in PARTS]
+    names = [f"rows_zero/{part}" for part in PARTS]
     tags |= dict.fromkeys(["split/residual", *names], tiny.ROW_STEPS)
+    names = [f"probe/token/{token}/{name}" for token in STRINGS for name in (*PARTS, "share", "cosine")]
+    tags |= dict.fromkeys(names, tiny.PROBE_STEPS)
     tags["probe/tokens"] = tiny.PROBE_STEPS
     if tied:
         return tags
@@ -60,23 +61,35 @@ def undefined_scalars(place, tied):
                 uses = [rows[part][k][members].any() for part in ("lookup", "scoring")]
                 found |= {(f"{prefix}{group}/cosine", step)} if not all(uses) else set()
                 found |= {(f"{prefix}{group}/share", step)} if not any(uses) else set()
+            for token, string in STRINGS.items() if prefix else ():
+                uses = [rows[part][k][int(string)] for part in ("lookup", "scoring")]
+                found |= {(f"probe/token/{token}/cosine", step)} if not all(uses) else set()
+                found |= {(f"probe/token/{token}/share", step)} if not any(uses) else set()
     return found if tied else {(hypothetical(tag), step) for tag, step in found}
 
 
 def hypothetical(tag):
     if tag.rsplit("/", 1)[-1] not in ("total", "share", "cosine"):
         return tag
-    return "probe/hypothetical/" + tag.removeprefix("probe/") if tag.startswith("probe/") else "hypothetical/" + tag
+    return "hypothetical/" + tag
+
+
+def on_board(tag):
+    return tiny.board_tag(tag, STRINGS)
 
 
 def test_every_scalar_is_there_with_finite_values_at_its_steps(run):
     tying, place = run
     accumulator = tiny.accumulate(place)
     expected, undefined = expected_scalars(tying == "tied"), undefined_scalars(place, tying == "tied")
-    assert set(accumulator.Tags()["scalars"]) == set(expected)
+    expected = {
+        tag: found for tag, steps in expected.items() if (found := [s for s in steps if (tag, s) not in undefined])
+    }
+    assert set(accumulator.Tags()["scalars"]) == {on_board(tag) for tag in expected}
+    assert len(expected) < 150  # two more named tokens than by default
     for tag, steps in expected.items():
-        found = accumulator.Scalars(tag)
-        assert [event.step for event in found] == [step for step in steps if (tag, step) not in undefined], tag
+        found = accumulator.Scalars(on_board(tag))
+        assert [event.step for event in found] == steps, tag
         assert np.isfinite([event.value for event in found]).all(), tag
 
 
@@ -87,8 +100,11 @@ def test_the_metrics_are_the_same_scalars(run):
     assert [line["step"] for line in lines] == sorted(
         {*tiny.ROW_STEPS, *tiny.EVALUATION_STEPS, *tiny.SCALAR_STEPS, *tiny.PROBE_STEPS}
     )
-    for tag in accumulator.Tags()["scalars"]:
-        shown = {event.step: event.value for event in accumulator.Scalars(tag)}
+    defined = {tag for line in lines for tag, value in line.items() if value is not None}
+    tags = {tag for tag in defined if not tag.removeprefix("hypothetical/").startswith("token/")}
+    assert {on_board(tag) for tag in tags - {"step"}} == set(accumulator.Tags()["scalars"])
+    for tag in tags - {"step"}:
+        shown = {event.step: event.value for event in accumulator.Scalars(on_board(tag))}
         told = {line["step"]: line[tag] for line in lines if tag in line}
         assert shown == {step: np.float32(value) for step, value in told.items() if value is not None}, tag
 
@@ -109,14 +125,14 @@ def test_what_is_undefined_is_so_in_every_place(run):
     assert {(tag, line["step"]) for line in lines for tag, value in line.items() if value is None} == undefined
     nans = {(tag, step) for tag in opened.tags() for step, value in opened.scalars(tag).items() if np.isnan(value)}
     assert nans == undefined
-    assert not undefined & raw_values(place).keys()
+    assert not {(on_board(tag), step) for tag, step in undefined} & raw_values(place).keys()
 
 
 def test_every_histogram_counts_the_rows_that_are_not_zero(run):
     tying, place = run
     rows = tiny.dataset(place / "rows.zarr")
     histograms = {key: value for key, value in raw_values(place).items() if value.HasField("histo")}
-    prefix = {part: "hypothetical/" if (tying, part) == ("untied", "total") else "" for part in PARTS}
+    prefix = {part: "untied_hypothetical/" if (tying, part) == ("untied", "total") else "" for part in PARTS}
     expected = {f"{prefix[part]}rows/{part}": part for part in PARTS}
     assert set(histograms) == {(tag, step) for tag in expected for step in tiny.ROW_STEPS}
     assert any((rows["lookup"] == 0).ravel())
@@ -130,7 +146,7 @@ def test_every_histogram_counts_the_rows_that_are_not_zero(run):
         assert value.histo.sum == pytest.approx(logs.sum(), abs=width / 2 * logs.size)
         assert logs.min() - width <= value.histo.min <= logs.min()
         assert logs.max() <= value.histo.max <= logs.max() + width
-    zeros = {event.step: event.value for event in tiny.accumulate(place).Scalars("rows_zero/lookup")}
+    zeros = {event.step: event.value for event in tiny.accumulate(place).Scalars("single_batch/rows_zero/lookup")}
     assert zeros == pytest.approx(dict(zip(tiny.ROW_STEPS, np.mean(rows["lookup"] == 0, axis=1), strict=True)))
 
 
@@ -159,14 +175,24 @@ def test_the_config_and_the_followed_tokens_as_text(run):
     assert "| named_7 | 7 | 7 |" in tokens
 
 
-def test_the_charts_show_tags_that_exist(run):
+def test_every_card_says_what_it_shows(run):
+    """In what, of which rows, over what; the groups come in the order of importance; named tokens show their text."""
     tying, place = run
-    value = raw_values(place)["custom_scalars__config__", 0]
-    layout = Layout.FromString(value.tensor.string_val[0])
-    shown = {tag for category in layout.category for chart in category.chart for tag in chart.multiline.tag}
-    assert shown <= set(tiny.accumulate(place).Tags()["scalars"])
-    assert {f"band/{b}/{part}" for b in BANDS for part in ("lookup", "scoring", "loss")} <= shown
-    assert ("band/0/total" in shown) == (tying == "tied")
+    about = {}
+    for value in (value for event in tiny.board_events(place) for value in event.summary.value):
+        about.setdefault(value.tag, value.metadata.summary_description)
+    about = {tag: text for tag, text in about.items() if not tag.endswith("/text_summary")}
+    assert all(about.values())
+    groups = list(dict.fromkeys(tag.partition("/")[0] for tag in sorted(about)))
+    last = [] if tying == "tied" else ["untied_hypothetical"]
+    assert groups == ["loss", "probe", "rows", "rows_followed", "single_batch", "time", *last]
+    norm = "L2 norm of the gradient that comes from looking up, nats / parameter"
+    assert about["probe/band/3/lookup"].startswith(f"{norm}; rows of band 3 (0: most frequent); over the probe")
+    assert about["single_batch/split/residual"].endswith("In Python: `open_run(...).scalars('split/residual')`")
+    assert "log10" in about["rows/lookup"]
+    assert "the row of token 7 (named, id 7)" in about["rows_followed/named_7 7/lookup"]
+    hypothetical = {text.startswith("Hypothetical") for tag, text in about.items() if tag.startswith("untied_")}
+    assert hypothetical == (set() if tying == "tied" else {True})
 
 
 @pytest.fixture

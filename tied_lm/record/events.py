@@ -9,9 +9,9 @@ try:
     from tensorboardX import summary
     from tensorboardX.event_file_writer import EventsWriter
     from tensorboardX.proto.event_pb2 import Event
-    from tensorboardX.proto.summary_pb2 import Summary
+    from tensorboardX.proto.summary_pb2 import Summary, SummaryMetadata
 finally:
     if hidden:
         del sys.modules["torch"]
 
-__all__ = ["Event", "EventsWriter", "Summary", "summary"]
+__all__ = ["Event", "EventsWriter", "Summary", "SummaryMetadata", "summary"]

@@ -75,16 +75,33 @@ class Recorder:
         self.metrics = Metrics(folder, first_step)
         self.writers: list[Writer] = [*(kind(folder, first_step, label) for kind in writers_of(writers)), self.metrics]
 
-    def write(self, step: int, scalars: Mapping[str, float], histograms: Histograms, arrays: Arrays) -> None:
-        """Write down all there is of one step; each step is written once, in order."""
+    def write(
+        self,
+        step: int,
+        scalars: Mapping[str, float],
+        histograms: Histograms,
+        arrays: Arrays,
+        aside: Mapping[str, float] | None = None,
+    ) -> None:
+        """Write down all there is of one step; each step is written once, in order.
+
+        Args:
+            aside: scalars that metrics.jsonl alone keeps.
+        """
         with self._all():
             for name, values in arrays.items():
                 self.arrays[name].append(step, values)
             for writer in self.writers:
                 for tag, counts in histograms.items():
                     writer.histogram(step, tag, counts)
-                if scalars:
-                    writer.scalars(step, scalars)
+                shown = {**scalars, **(aside or {})} if writer is self.metrics else scalars
+                if shown:
+                    writer.scalars(step, shown)
+
+    def name_tokens(self, strings: Mapping[str, str]) -> None:
+        """See `Writer.name_tokens`."""
+        for writer in self.writers:
+            writer.name_tokens(strings)
 
     def describe(self, texts: Mapping[str, str], charts: Mapping[str, Mapping[str, Sequence[str]]]) -> None:
         """Write down what is said once."""

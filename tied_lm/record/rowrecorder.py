@@ -21,7 +21,7 @@ from tied_lm.folder import CONFIG
 from tied_lm.record.histogram import log_histogram
 from tied_lm.record.keeper import Keeper
 from tied_lm.record.recorder import Log, Recorder
-from tied_lm.record.rowtags import TOKENS, Rows, attributes_of, row_scalars, tagged
+from tied_lm.record.rowtags import TOKENS, Rows, attributes_of, row_scalars, tagged, token_norms
 from tied_lm.record.runrecorder import ROWS
 from tied_lm.record.scalars import METRICS, read_metrics
 from tied_lm.rows import FIELDS, RowStats, UseStats, shown_by_row
@@ -132,6 +132,7 @@ class RowRecorder:
         odd = _nonfinite(rows)
         with np.errstate(invalid="ignore"):  # infinity times 0
             values, fields = row_scalars(rows, self.rows, self.tied), rows._asdict()
+        values |= token_norms(rows, self.rows, self.tied)
         values[NONFINITE] = float(np.any(list(odd.values()), axis=0).sum())
         histograms = {part: np.asarray(_log_histogram(fields[part])) for part in shown_by_row(rows._fields)}
         tagged_histograms = tagged(histograms, self.tied)
@@ -181,6 +182,7 @@ class RowRecorder:
         attributes = {name: attributes_of(name, None if self.tied else 0) for name in fields}
         log = Log(attributes, self.rows.constants, self.rows.strings)
         recorder = Recorder(self.folder, self.next_step, {ROWS: log}, ["tensorboard"], LABEL)
+        recorder.name_tokens(self.rows.followed_strings)
         if self.next_step == 0 or not read_metrics(self.folder):
             charts = {"batch, by band": self.rows.charts(fields, "", self.tied)} if self.rows.present else {}
             recorder.describe({TOKENS: self.rows.token_table()}, charts)

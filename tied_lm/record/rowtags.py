@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from tied_lm import bands as bands_
+from tied_lm.record.cards import HYPOTHETICAL
 from tied_lm.rows import FIELDS, NORM, RowStats, UseStats, shown_by_group, shown_by_row, tag
 from tied_lm.tokenstring import markdown
 
@@ -47,6 +48,11 @@ class Rows:
         chosen = {"frequent": seen[0], "middle": seen[len(seen) // 2], "rare": seen[-1]}
         return {f"{name}_{token}": int(token) for name, token in chosen.items()} | named
 
+    @property
+    def followed_strings(self) -> dict[str, str]:
+        """How the tokens that are followed are shown, by the name of the curve."""
+        return {name: self.strings[token] for name, token in self.followed.items()}
+
     def token_table(self) -> str:
         """The tokens that are followed, in Markdown."""
         rows = [f"| {name} | {token} | {markdown(self.strings[token])} |" for name, token in self.followed.items()]
@@ -81,14 +87,36 @@ def part_scalars(norms: Mapping[str, Float[Array, "V"]], rows: Rows) -> dict[str
 
 
 def row_scalars(stats: RowStats | UseStats, rows: Rows, tied: bool) -> dict[str, float]:
-    """Scalars for the whole table, each band, and single tokens."""
+    """Scalars for the whole table and each band."""
     scalars = bands_.split_scalars(stats, rows.bands, tied)
     for part in shown_by_row(stats._fields):
-        norms_V = np.asarray(getattr(stats, part))
-        scalars[tag(f"rows_zero/{part}", part, tied)] = float(np.mean(norms_V == 0))
-        for name, token in rows.followed.items():
-            scalars[tag(f"token/{name}/{part}", part, tied)] = float(norms_V[token])
+        scalars[tag(f"rows_zero/{part}", part, tied)] = float(np.mean(np.asarray(getattr(stats, part)) == 0))
     return scalars
+
+
+def token_norms(stats: RowStats | UseStats, rows: Rows, tied: bool) -> dict[str, float]:
+    """Row norms of the tokens that are followed."""
+    return {
+        tag(f"token/{name}/{part}", part, tied): float(getattr(stats, part)[token])
+        for name, token in rows.followed.items()
+        for part in shown_by_row(stats._fields)
+    }
+
+
+def token_scalars(stats: RowStats | UseStats, rows: Rows, tied: bool) -> dict[str, float]:
+    """Row norms of the tokens that are followed, and the lookup's share and cosine in each; NaN where undefined."""
+    scalars: dict[str, float] = {}
+    for name, token in rows.followed.items():
+        values: list[Any] = [np.asarray(field)[[token]] for field in stats]
+        of_row = bands_.describe(type(stats)(*values))
+        scalars |= {tag(f"token/{name}/{field}", field, tied): value for field, value in of_row.items()}
+    return scalars
+
+
+def of_probe(scalars: Mapping[str, float]) -> dict[str, float]:
+    """Scalars by the tags that they have as those of the probe; what is hypothetical says so first."""
+    plain = {tag: tag.removeprefix(HYPOTHETICAL) for tag in scalars}
+    return {f"{tag[: -len(plain[tag])]}probe/{plain[tag]}": value for tag, value in scalars.items()}
 
 
 def tagged(histograms: Mapping[str, Int[np.ndarray, "bins"]], tied: bool) -> dict[str, Int[np.ndarray, "bins"]]:

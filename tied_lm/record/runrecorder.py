@@ -11,7 +11,17 @@ from jaxtyping import Int
 from tied_lm.bands import split_scalars
 from tied_lm.files import AGAIN, Damaged
 from tied_lm.record.recorder import Histograms, Log, Recorder
-from tied_lm.record.rowtags import TOKENS, Rows, attributes_of, part_scalars, row_scalars, tagged
+from tied_lm.record.rowtags import (
+    TOKENS,
+    Rows,
+    attributes_of,
+    of_probe,
+    part_scalars,
+    row_scalars,
+    tagged,
+    token_norms,
+    token_scalars,
+)
 from tied_lm.record.scalars import METRICS
 from tied_lm.record.slots import Evaluation, Probe, Record, Recorded
 from tied_lm.rows import PARTS, RowStats
@@ -61,9 +71,10 @@ class RunRecorder:
             HELDOUT: Log(losses | counts | others, {"cluster": clusters}, dimension="sequence"),
         }
         self.recorder = Recorder(folder, first_step, logs, config["log"]["writers"])
+        self.recorder.name_tokens(rows.followed_strings)
         if first_step == 0:
             texts = {"config": "```json\n" + json.dumps(config, indent=2) + "\n```", TOKENS: rows.token_table()}
-            self.recorder.describe(texts, self._charts())
+            self.recorder.describe(texts, {})
         self.flush()
 
     def _parameters(self) -> dict[str, dict[str, str]]:
@@ -75,14 +86,6 @@ class RunRecorder:
             for field, text in {"update": UPDATE, "weight": "at this step"}.items():
                 found[field + suffix] = {"units": "parameter", "description": text + late}
         return found
-
-    def _charts(self) -> dict[str, dict[str, list[str]]]:
-        tied, fields = self._tied(0), RowStats._fields
-        return {
-            "batch, by band": self.rows.charts(fields, "", tied),
-            "probe, by band": self.rows.charts(fields, "probe/", tied),
-            "held-out loss, by band": {"loss": [f"band/{band}/loss" for band in self.rows.present]},
-        }
 
     def _tied(self, step: int) -> bool:
         return self.untied_from is None or step < self.untied_from
@@ -134,19 +137,21 @@ class RunRecorder:
         scalars, tied = dict(scalars), self._tied(step)
         histograms: Histograms = {}
         arrays: dict[str, Any] = {}
+        aside: dict[str, float] = {}  # curves that the probe shows with less noise
         if record is not None:
             histograms = tagged(dict(zip(PARTS, record.histograms, strict=True)), tied)
             scalars |= row_scalars(record.stats, self.rows, tied) | part_scalars(record.push_parts, self.rows)
+            aside = token_norms(record.stats, self.rows, tied)
             for name, norms in record.others.items():
                 scalars |= {f"grad_norm/{name}/{use}": float(norms[i]) for i, use in enumerate(("lookup", "scoring"))}
             arrays[ROWS] = self._rows_of(record)
         if probe is not None:
             found = split_scalars(probe.stats, self.rows.bands, tied) | part_scalars(probe.push_parts, self.rows)
-            scalars |= {f"probe/{tag}": value for tag, value in found.items()}
+            scalars |= of_probe(found | token_scalars(probe.stats, self.rows, tied))
             arrays[PROBE] = probe.stats.marked()._asdict() | probe.push_parts
         if evaluation is not None:
             arrays[HELDOUT] = evaluation.by_sequence()
-        self.recorder.write(step, scalars, histograms, arrays)
+        self.recorder.write(step, scalars, histograms, arrays, aside)
 
     def _rows_of(self, record: Record) -> dict[str, Any]:
         """What rows.zarr keeps of a record, by field."""

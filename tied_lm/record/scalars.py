@@ -76,7 +76,13 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
         return read_metrics(folder)
     except (ValueError, TypeError):
         raise Damaged(f"{path} is damaged (a line is no JSON object); {AGAIN}") from None
-    return [{tag: math.nan if value is None else value for tag, value in line.items()} for line in found]
+    return [{_named(tag): math.nan if value is None else value for tag, value in line.items()} for line in found]
+
+
+def _named(tag: str) -> str:
+    """A tag as it is now; older folders have some in another form."""
+    plain = tag.removeprefix("probe/hypothetical/")
+    return tag if plain == tag else f"hypothetical/probe/{plain}"
 
 
 def is_finished(folder: Path, steps: int) -> bool:

@@ -14,7 +14,8 @@ import numpy as np
 from jaxtyping import Int
 
 from tied_lm.files import Damaged, replace
-from tied_lm.record.events import Event, EventsWriter, Summary, summary
+from tied_lm.record.cards import Card, card_of, histogram_card
+from tied_lm.record.events import Event, EventsWriter, Summary, SummaryMetadata, summary
 from tied_lm.record.histogram import EDGES
 from tied_lm.record.writer import Writer
 
@@ -25,11 +26,12 @@ def _masked(data: bytes) -> int:
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def cut_events(path: Path, first_step: int) -> None:
-    """Rewrite an event file without the events from `first_step` on, and without a torn end.
+def cut_events(path: Path, first_step: int) -> set[str]:
+    """Rewrite an event file without the events from `first_step` on, and without a torn end; the tags that are left.
 
     So no step stands in a run twice, whichever way TensorBoard reads it.
     """
+    tags: set[str] = set()
     data = path.read_bytes()
     kept, position = bytearray(), 0
     while position + 12 <= len(data):
@@ -44,8 +46,10 @@ def cut_events(path: Path, first_step: int) -> None:
         event = Event.FromString(data[position + 12 : end - 4])
         if not event.HasField("summary") or event.step < first_step:
             kept += data[position:end]
+            tags.update(value.tag for value in event.summary.value)
         position = end
     replace(path, bytes(kept))
+    return tags
 
 
 class Board(Writer):
@@ -57,24 +61,43 @@ class Board(Writer):
         Args:
             label: part of the name of the event file, in a folder where others write events that are not to be cut.
         """
+        self.told: set[str] = set()  # tags whose cards say already what they are
         for path in folder.glob(f"events.out.tfevents.*{label}.????????"):
             if first_step:
-                cut_events(path, first_step)
+                self.told |= cut_events(path, first_step)
             else:
                 path.unlink()
         # tensorboardX's own writer has a queue that a flush does not empty; its file writer has none. The suffix
         # keeps two writers that open within one second from sharing a file.
         self.folder, self.label = folder, label
+        self.strings: Mapping[str, str] = {}
+        self.cards: dict[str, Card] = {}  # of the tags that were written
         self.writer = EventsWriter(str(folder / "events"), filename_suffix=f"{label}.{uuid.uuid4().hex[:8]}")
 
     def _add(self, step: int, *summaries: Any) -> None:
         merged = summary.Summary(value=[value for s in summaries for value in s.value])
         self.writer.write_event(Event(summary=merged, step=step, wall_time=time.time()))
 
+    def name_tokens(self, strings: Mapping[str, str]) -> None:
+        self.strings = strings
+
+    def _value(self, card: Card, plugin: str, **value: Any) -> Any:
+        """A value on its card, which says what it is the first time."""
+        if card.tag in self.told or not card.about:
+            return Summary.Value(tag=card.tag, **value)
+        self.told.add(card.tag)
+        data = SummaryMetadata.PluginData(plugin_name=plugin)
+        metadata = SummaryMetadata(summary_description=card.about, plugin_data=data)
+        return Summary.Value(tag=card.tag, metadata=metadata, **value)
+
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Values by tag, whatever is in the tags; NaN stands for what is undefined, which is not shown."""
         shown = {tag: value for tag, value in values.items() if not math.isnan(value)}
-        self._add(step, Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in shown.items()]))
+        for tag in shown.keys() - self.cards.keys():
+            self.cards[tag] = card_of(tag, self.strings)
+        self._add(
+            step, Summary(value=[self._value(self.cards[tag], "scalars", simple_value=shown[tag]) for tag in shown])
+        )
 
     def histogram(self, step: int, tag: str, counts: Int[np.ndarray, "bins"]) -> None:
         """Histogram of log10 of the row norms, on fixed edges; nothing where all are 0."""
@@ -84,14 +107,17 @@ class Board(Writer):
         centres = (EDGES[1:] + EDGES[:-1]) / 2
         low, high = EDGES[filled[0]], EDGES[filled[-1] + 1]
         totals = (low, high, counts.sum(), np.sum(counts * centres), np.sum(counts * centres**2))
-        self._add(step, summary.histogram_raw(tag, *map(float, totals), EDGES[1:].tolist(), counts.tolist()))
+        (value,) = summary.histogram_raw(tag, *map(float, totals), EDGES[1:].tolist(), counts.tolist()).value
+        self._add(step, Summary(value=[self._value(histogram_card(tag), "histograms", histo=value.histo)]))
 
     def text(self, tag: str, markdown: str) -> None:
         self._add(0, summary.text(tag, markdown))
 
     def charts(self, layout: Mapping[str, Mapping[str, Sequence[str]]]) -> None:
         lines = {
-            category: {title: ["Multiline", list(tags)] for title, tags in charts.items()}
+            category: {
+                title: ["Multiline", [card_of(tag, self.strings).tag for tag in tags]] for title, tags in charts.items()
+            }
             for category, charts in layout.items()
         }
         self._add(0, summary.custom_scalars(lines))

@@ -28,6 +28,9 @@ class Writer:
     def text(self, tag: str, markdown: str) -> None:
         """What is said once."""
 
+    def name_tokens(self, strings: Mapping[str, str]) -> None:
+        """Tokens whose rows are followed as curves, by the name of the curve. Said each time it is opened."""
+
     def charts(self, layout: Mapping[str, Mapping[str, Sequence[str]]]) -> None:
         """Tags that belong into one chart, by category and title."""
 
