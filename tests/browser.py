@@ -65,6 +65,10 @@ class Tab:
                 "Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=buttons, clickCount=int(buttons)
             )
 
+    def hover(self, x: float, y: float) -> None:
+        """With the mouse."""
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+
     def picture(self, path: Path) -> None:
         """A screenshot of what is in the window."""
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))

@@ -19,6 +19,10 @@ pytestmark = pytest.mark.slow
 
 READY = "Number(document.body.dataset.ready)"
 COLUMN = "[...document.querySelectorAll('#table tbody tr')].map(line => line.cells[{}].textContent)"
+PLACE = (
+    "(() => { const b = document.querySelector('#charts canvas').getBoundingClientRect();"
+    "return [b.left, b.top, b.width, b.height]; })()"
+)
 COUNT = "Number(document.getElementById('count').textContent.split(' ')[0].replaceAll(',', ''))"
 
 
@@ -141,10 +145,7 @@ def test_rows_are_searched_sorted_and_brushed_together(pages, browser):
     tab.evaluate("document.getElementById('clear').click()")
     tab.wait(f"{COUNT} === 20")
     tab.wait(READY)
-    left, top, width, height = tab.evaluate(
-        "(() => { const b = document.querySelector('#charts canvas').getBoundingClientRect();"
-        "return [b.left, b.top, b.width, b.height]; })()"
-    )
+    left, top, width, height = tab.evaluate(PLACE)
     # Over the left half of the first chart, which is that of the share.
     tab.drag((left + 0.06 * width, top + 0.25 * height), (left + 0.24 * width, top + 0.8 * height))
     brushed = tab.wait(f"{COUNT} < 20 && {COUNT}")
@@ -152,6 +153,23 @@ def test_rows_are_searched_sorted_and_brushed_together(pages, browser):
     # The greatest rank that is left, of 20 on a logarithmic axis.
     assert max(int(text) for text in tab.evaluate(COLUMN.format(2))) < 20
     assert tab.complaints == []
+
+
+def test_a_row_says_its_token_when_it_is_pointed_at(pages, browser):
+    tab = browser.open((pages / ROWS_PAGE).as_uri())
+    tab.wait(READY)
+    # Where the canvas has the colour of the arm, there is a point of the chart of the share.
+    x, y = tab.evaluate(
+        "(() => { const canvas = document.querySelector('#charts canvas'), { width, height } = canvas;"
+        "const { data } = canvas.getContext('2d').getImageData(0, 0, width, height);"
+        "const at = Array.from({ length: width * height }, (_, k) => k).filter((k) => data[4 * k + 3] > 150"
+        " && data[4 * k] < 20 && data[4 * k + 2] > 150), middle = at[at.length >> 1];"
+        "const box = canvas.getBoundingClientRect(), scale = width / box.width;"
+        "return [box.left + (middle % width) / scale, box.top + Math.floor(middle / width) / scale]; })()"
+    )
+    tab.hover(x, y)
+    told = tab.wait("(document.getElementById('vg-tooltip-element') || {}).innerText")
+    assert all(name in told for name in ("token", "rank", "share", "cosine", "lookup"))
 
 
 def test_another_arm_has_its_own_columns(pages, browser):

@@ -125,6 +125,10 @@ def test_a_comparison_that_is_not_finished_has_a_page_without_a_verdict(comparis
     assert "<th scope=row>tied, seed 1</th><td>39</td><td>39</td>" in text
     assert colors_by_arm(text) == {"tied": {"arm0"}, "untied": {"arm1"}, "late": {"arm2"}}
     assert {path for path in place.rglob("*") if path.is_file()} - before == {place / "rows.html"}
+    for log in place.glob("*/seed*/probe.zarr/zarr.json"):
+        log.unlink()
+    write_report(place)  # of runs that have just begun
+    assert len(pictures(page(place))) == 3
     for run in place.glob("*/seed*"):
         shutil.rmtree(run)
     write_report(place)

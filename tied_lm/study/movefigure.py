@@ -81,7 +81,7 @@ def _lines(found: Mapping[str, list[Moves]]) -> list[tuple[str, str]]:
 
 def row_moves(subject: Subject) -> Section | None:
     """Over training, and in each band at the last update that was recorded."""
-    found = _found(subject)
+    found = _found(subject) if subject.bands else {}
     if not found:
         return None
     lines, last = _lines(found), max(int(one.steps[-1]) for of_arm in found.values() for one in of_arm)

@@ -106,7 +106,9 @@
     const places = data.many ? arm.top : data.ids.keys();
     spec.datasets = { rows: Array.from(places, row), bins: arm.bins, hits: [] };
     // Level 1, errors: it warns of datasets that are empty, as that of what was searched is at first.
-    const result = await vegaEmbed("#charts", spec, { actions: false, renderer: "canvas", logLevel: 1 });
+    const theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+    const options = { actions: false, renderer: "canvas", logLevel: 1, tooltip: { theme } };
+    const result = await vegaEmbed("#charts", spec, options);
     if (turn !== embedded) return result.finalize();
     if (view) view.finalize();
     view = result.view;

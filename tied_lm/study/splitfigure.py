@@ -24,7 +24,7 @@ from tied_lm.study.subject import ALL, ArmRuns, Subject
 from tied_lm.study.summary import SCALES
 
 WORDS = {"share": "lookup's share", "cosine": "cosine"}
-MOST_ARMS = 4  # whose single tokens are shown
+MOST_ARMS, MOST_TOKENS = 4, 6  # whose histories are shown
 
 
 def _bounded(ax: Axes, key: str) -> None:
@@ -122,7 +122,7 @@ def tokens_over_time(subject: Subject) -> Section | None:
     last = max(int(one.steps[-1]) for arm in arms for one in arm.probed)
     drawn, pictures = [], []
     for arm in arms:
-        for k, token in enumerate(first.followed):
+        for k, token in enumerate(first.followed[:MOST_TOKENS]):
             name = f"{first.strings[token]} (rank {rank[token]:,})"
             figure, ax = panel(SMALL, yscale="log", title=f"{arm.name}: {name}".replace("$", r"\$"))
             for part in ("lookup", "scoring", "pull", "push"):
@@ -142,8 +142,8 @@ def tokens_over_time(subject: Subject) -> Section | None:
         plain_log(ax.yaxis)
     note = (
         "Mean over seeds of the L2 norm of the row's part of the gradient at each probe, nats / parameter, for a "
-        "frequent, a middle and a rare token, and for those of log.tokens; what is 0 is left out. In an untied model "
-        "the lookup's gradient belongs to another matrix than the scoring's."
+        "frequent, a middle and a rare token, and for the first of log.tokens; what is 0 is left out. In an untied "
+        "model the lookup's gradient belongs to another matrix than the scoring's."
     )
     keys = [Key(part, part_style(part)) for part in PARTS if part != "total"]
     return Section("What single tokens go through", note, pictures, keys, small=True)
