@@ -12,6 +12,7 @@ from tied_lm.config import digest, override
 from tied_lm.files import Damaged
 from tied_lm.intervals import Crossed
 from tied_lm.record.reader import open_run
+from tied_lm.record.scalars import read_metrics
 from tied_lm.study import comparison as c
 from tied_lm.study.heldout import ClusterCount
 from tied_lm.study.summary import read_summary, write_summary
@@ -62,6 +63,17 @@ def test_intervals_are_over_seeds_and_sequences(grown):
     assert summary.arms["tied"].bands["2"].loss.ci95 is None
 
 
+def test_each_arm_has_the_time_of_an_update_and_the_memory_of_all(grown):
+    place, _, summary = grown
+    for name, arm in summary.arms.items():
+        lines = [line for s in range(3) for line in read_metrics(place / name / f"seed{s}")]
+        times = [line["time/ms_per_update"] for line in lines if "time/ms_per_update" in line]
+        assert arm.ms_per_update == (pytest.approx(np.median(times)) if times else None)
+        # At least the matrices, two moments of each, and a gradient.
+        assert 4 * arm.account["parameter_bytes"] < arm.peak_bytes < 10**7
+    assert summary.arms["untied"].peak_bytes > summary.arms["tied"].peak_bytes
+
+
 def test_seeds_that_were_added_after_a_look_are_recorded(grown):
     _, before, after = grown
     assert (before.looks, after.looks) == ((2,), (2, 3))
@@ -108,7 +120,8 @@ def test_others_find_what_they_rely_on_in_the_file(grown):
     arm, untied = found["arms"]["tied"], found["arms"]["untied"]
     assert set(arm) == {
         *("parameters", "account", "tied", "body", "eval_loss", "excess", "perplexity", "bits_per_byte", "clipped"),
-        *("split", "bands", "optimizer", "highest_rate", "steps", "caveats"),
+        *("split", "bands", "optimizer", "highest_rate", "steps", "ms_per_update", "peak_bytes"),
+        "caveats",
     }
     assert set(arm["eval_loss"]) == HELDOUT
     assert (set(arm["split"]), untied["split"]) == ({"share", "cosine"}, None)
@@ -133,7 +146,7 @@ def test_a_summary_of_before_there_was_more_to_say_is_read(grown, tmp_path):
     for name in ("law_loss", "text", "diverged", "margin", "looks", "clusters", "match", "crc32c"):
         del values[name]
     for arm in values["arms"].values():
-        for name in ("perplexity", "bits_per_byte", "highest_rate", "caveats"):
+        for name in ("perplexity", "bits_per_byte", "highest_rate", "ms_per_update", "peak_bytes", "caveats"):
             del arm[name]
         del arm["eval_loss"]["ci95_heldout"]
     values["differences"] = {"tied": {"eval_loss": {"mean": 0.1, "ci95": [0.0, 0.2], "per_seed": [0.1, 0.0, 0.2]}}}

@@ -126,11 +126,14 @@ def test_an_empty_band_is_readable():
 
 
 def test_the_table_holds_the_account_and_the_bands_of_the_tied_arm_alone():
-    text = verdict(summary((0.005, 0.015)))
+    one = summary((0.005, 0.015))
+    one.arms["tied"] = replace(one.arms["tied"], ms_per_update=1.2345, peak_bytes=3 * 2**20)
+    text = verdict(one)
     for words in (
         "100 fewer than two matrices have",
         "400 B and 804 B of optimizer state",
-        "25% of the updates clipped",
+        "25% of the updates clipped, 1.23 ms an update, 3 MiB of memory at their peak\n",
+        "25% of the updates clipped\n",
         "N = 32,768",
     ):
         assert words in text

@@ -64,6 +64,8 @@ class ArmSummary(Measures):
     optimizer: Optimizer
     highest_rate: float | None = None
     steps: int
+    ms_per_update: float | None = None  # median over records and seeds; the one figure that no second run gives again
+    peak_bytes: int | None = None  # of the updates, see `Trainer.peak_bytes`
     caveats: tuple[str, ...] = ()
 
 
@@ -236,8 +238,17 @@ def _arm(name: str, arm: Arm, runs: Sequence[Run], heldout: Heldout) -> ArmSumma
         optimizer=arm.config.optimizer,
         highest_rate=highest_rate(arm.config.optimizer, arm.config.train.steps),
         steps=arm.config.train.steps,
+        ms_per_update=_time(runs),
+        peak_bytes=arm.trainer.peak_bytes(arm.stream.ahead(0, 1)),
         caveats=tuple(caveats(name, list(runs), arm.stream.frequencies, arm.stream.entropy, arm.trainer.stateful)),
     )
+
+
+def _time(runs: Sequence[Run]) -> float | None:
+    """Milliseconds of an update; None if the runs were too short to tell."""
+    tag = "time/ms_per_update"
+    found = [ms for run in runs if tag in run.tags() for ms in run.scalars(tag).values()]
+    return float(np.median(found)) if found else None
 
 
 def _clipped(run: Run) -> float:

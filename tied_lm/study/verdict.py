@@ -184,7 +184,8 @@ def conclusions(summary: Summary) -> list[str]:
 
 
 def accounts(summary: Summary) -> list[str]:
-    """For each arm, what its parameters are, the memory they take, and how often clipping acted."""
+    """For each arm, what its parameters are, the memory they take, how often clipping acted, and time and memory of the
+    updates."""
     lines = []
     matched = summary.match.rule != "width"  # against another width there is nothing to save
     for name, arm in summary.arms.items():
@@ -196,6 +197,10 @@ def accounts(summary: Summary) -> list[str]:
             f"{_bytes(account['parameter_bytes'])} and {_bytes(account['optimizer_bytes'])} of optimizer state",
             f"{arm.clipped:.0%} of the updates clipped",
         ]
+        if arm.ms_per_update is not None:
+            parts.append(f"{arm.ms_per_update:.3g} ms an update")
+        if arm.peak_bytes is not None:
+            parts.append(f"{_bytes(arm.peak_bytes)} of memory at their peak")
         lines.append(f"{name}: {', '.join(parts)}")
     return lines
 

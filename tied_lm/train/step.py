@@ -136,6 +136,17 @@ class Trainer:
         """
         return self._advance(self.values, state, ahead, updates, record_at, new_window)
 
+    def peak_bytes(self, ahead: Ahead) -> int | None:
+        """Memory of the device that the updates of `ahead` take at most, with state and records, as they are compiled;
+        None where the compiler does not tell. Nothing runs, and a program that is compiled is not compiled again."""
+        state, record_at = jax.eval_shape(self.init, 0), np.full(self.slots, -1, np.int32)
+        lowered = Trainer._advance.lower(self, self.values, state, ahead, np.int32(1), record_at, True)
+        found = lowered.compile().memory_analysis()
+        if found is None:
+            return None
+        passed_on = found.output_size_in_bytes - found.alias_size_in_bytes
+        return int(found.argument_size_in_bytes + passed_on + found.temp_size_in_bytes)
+
     @functools.partial(jax.jit, static_argnames="self", donate_argnames="state")
     def _advance(
         self,
