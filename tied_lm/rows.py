@@ -144,6 +144,27 @@ class UseStats(NamedTuple):
         return self._replace(**_marked(self))
 
 
+class TokenStats(NamedTuple):
+    """What `UseStats` and `RowStats` have, of somebody else's model whose ids are known."""
+
+    lookup: Float[Array, "V"]
+    scoring: Float[Array, "V"]
+    pull: Float[Array, "V"]
+    push: Float[Array, "V"]
+    other: Float[Array, "V"]
+    total: Float[Array, "V"]
+    cosine: Float[Array, "V"]
+    input_count: Int[Array, "V"]
+    target_count: Int[Array, "V"]
+
+    def marked(self) -> "TokenStats":
+        """The same with NaN for what is undefined."""
+        return self._replace(**_marked(self))
+
+
+Stats = RowStats | UseStats | TokenStats
+
+
 def shown_by_group(fields: Iterable[str]) -> list[str]:
     """What is told of many rows, given the fields of their statistics."""
     present = {*fields, "share"}

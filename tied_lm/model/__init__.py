@@ -15,7 +15,8 @@ __all__, __getattr__, __dir__ = door(
         "likelihoods": "likelihood",
         "loss": "vocabulary_loss",
         "split": "GradientSplit loss_and_gradients row_stats split_gradients",
-        "foreign": "UseSplit embed_loss_and_gradients split_embed_gradients split_table_gradients",
+        "foreign": "embed_loss_and_gradients embed_loss_and_parts split_embed_gradients split_table_gradients",
+        "parts": "UseParts UseSplit",
         "sampling": "sample",
     },
 )

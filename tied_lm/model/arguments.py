@@ -28,6 +28,11 @@ def check_ids(
     return jnp.asarray(x), jnp.asarray(y), None if m is None else jnp.asarray(m)
 
 
+def check_integers(name: str, ids: object) -> Int[Array, "*N"]:
+    """Integers as an array, from an array or nested lists."""
+    return jnp.asarray(_array(name, ids, jnp.integer, "integers"))
+
+
 def check_table(name: str, table: object) -> None:
     """Refuse what is not an array (V, D) of floats."""
     if not isinstance(table, jax.Array | np.ndarray):
