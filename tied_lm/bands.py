@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from tied_lm.rows import FIELDS, RowStats, UseStats, shown_by_group, tag
+from tied_lm.rows import FIELDS, Stats, shown_by_group, tag
 
 CUTS = (0.2, 0.4, 0.6, 0.8)
 UNSEEN = len(CUTS) + 1
@@ -27,7 +27,7 @@ def bands_of(frequencies: Float[np.ndarray, "V"]) -> Int[np.ndarray, "V"]:
     return bands
 
 
-def describe(stats: RowStats | UseStats) -> dict[str, float]:
+def describe(stats: Stats) -> dict[str, float]:
     """Norms of the parts over the rows given, and the lookup's share and cosine.
 
     share = |lookup|^2 / (|lookup|^2 + |scoring|^2) and cosine = <lookup, scoring> / (|lookup| |scoring|), with the
@@ -38,7 +38,7 @@ def describe(stats: RowStats | UseStats) -> dict[str, float]:
     return {name: of_rows(values, name) for name, of_rows in found.items() if of_rows}
 
 
-def split_scalars(stats: RowStats | UseStats, bands: Int[np.ndarray, "V"] | None, tied: bool) -> dict[str, float]:
+def split_scalars(stats: Stats, bands: Int[np.ndarray, "V"] | None, tied: bool) -> dict[str, float]:
     """Scalars by tag, for the whole table and for each band, if there are bands; NaN where one is undefined.
 
     In an untied model lookup and scoring are gradients of two matrices whose scales are arbitrary, so their sum,

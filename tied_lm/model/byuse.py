@@ -59,7 +59,12 @@ def split_loss(loss_fn: Callable[[PyTree], Any], params: PyTree, asked: Asked, l
     """
     leaves = Leaves(params)
     floats, (index, head_index) = leaves.floats, _places(leaves, asked)
-    closed, shape = jax.make_jaxpr(lambda *floats: loss_fn(leaves.merge(floats)), return_shape=True)(*floats)
+    trace = jax.make_jaxpr(lambda *floats: loss_fn(leaves.merge(floats)), return_shape=True)
+    closed, shape = trace(*floats)
+    axes = tuple(_varying(closed.out_avals[0]) - _varying(jax.typeof(floats[index]))) if local else ()
+    if axes:
+        floats = [lax.pcast(x, axes, to="varying") if i in (index, head_index) else x for i, x in enumerate(floats)]
+        closed, shape = trace(*floats)
     table, head = _matrices(closed, leaves, index, head_index, asked)
     kinds, instead = [k for k in KINDS if table.uses.places(k)], {}
     operands = dict(table.uses.operands)
@@ -72,15 +77,9 @@ def split_loss(loss_fn: Callable[[PyTree], Any], params: PyTree, asked: Asked, l
     at_scoring = ["push", "pull"] if instead else ["scoring"]
     of_table = [k for kind in kinds for k in (at_scoring if kind == "scoring" else [kind])]
     replay = Replay(operands, _carried(table, head), instead)
-    axes = _varying(closed.out_avals[0]) - _varying(jax.typeof(floats[index])) if local else frozenset()
-
-    def copied(matrix: _Matrix, kinds: list[str]) -> dict[str, Array]:
-        leaf = lax.pcast(floats[matrix.index], tuple(axes), to="varying") if axes else floats[matrix.index]
-        return dict.fromkeys(kinds, leaf)
-
-    copies = {table.index: copied(table, of_table)}
+    copies = {index: dict.fromkeys(of_table, floats[index])}
     if head is not None:
-        copies[head.index] = copied(head, [*at_scoring, "other"])
+        copies[head.index] = dict.fromkeys([*at_scoring, "other"], floats[head.index])
 
     def loss_of(copies: dict[int, dict[str, Array]], others: dict[int, Array]) -> Any:
         values: dict[int, Any] = others | {i: Copies(of) for i, of in copies.items()}
@@ -91,7 +90,7 @@ def split_loss(loss_fn: Callable[[PyTree], Any], params: PyTree, asked: Asked, l
     value, (by_copy, gradients) = jax.value_and_grad(loss_of, (0, 1), has_aux=asked.has_aux)(copies, others)
     for i, of in by_copy.items():
         total = functools.reduce(jnp.add, of.values())
-        gradients[i] = lax.psum(total, tuple(axes)) if axes else total
+        gradients[i] = lax.psum(total, axes) if axes else total
     by_use = _tables(by_copy, table, head, bool(instead))
     if asked.ids is not None and asked.targets is not None:
         vocab_size = floats[index].shape[-2]

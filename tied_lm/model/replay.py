@@ -98,7 +98,7 @@ class Replay:
             specs = {k: params[k] for k in ("mesh", "in_specs", "out_specs", "check_vma")}
             sharded = jax.shard_map(
                 lambda *xs: tuple(self.run(jaxpr, consts, xs, key)),
-                axis_names=frozenset(params["manual_axes"]),
+                axis_names=params["newly_manual_axes"],
                 **specs,
             )
             return sharded(*values)

@@ -24,7 +24,7 @@ from tied_lm.record.recorder import Log, Recorder
 from tied_lm.record.rowtags import TOKENS, Rows, attributes_of, row_scalars, tagged, token_norms
 from tied_lm.record.runrecorder import ROWS
 from tied_lm.record.scalars import METRICS, read_metrics
-from tied_lm.rows import FIELDS, RowStats, UseStats, shown_by_row
+from tied_lm.rows import FIELDS, Stats, shown_by_row
 from tied_lm.tokenstring import visible
 
 LABEL = ".rows"  # in the name of the event file, so that those of other writers are left alone
@@ -103,9 +103,7 @@ class RowRecorder:
         stands = "closed" if self.keeper.closed else f"next step {self.next_step}"
         return f"RowRecorder({str(self.folder)!r}, {self.vocab_size} rows, {stands})"
 
-    def record(
-        self, step: SupportsIndex, stats: RowStats | UseStats, scalars: Mapping[str, SupportsFloat] | None = None
-    ) -> None:
+    def record(self, step: SupportsIndex, stats: Stats, scalars: Mapping[str, SupportsFloat] | None = None) -> None:
         """Write down one step. It is on the disk within ten seconds, or after `flush`.
 
         Args:
@@ -159,9 +157,9 @@ class RowRecorder:
             warnings.warn(f"{what} {words}", stacklevel=3)
         self.warned = True
 
-    def _rows(self, stats: RowStats | UseStats) -> RowStats | UseStats:
+    def _rows(self, stats: Stats) -> Stats:
         """The statistics as they are kept, with undefined values marked; a copy, which nobody changes any more."""
-        if not isinstance(stats, RowStats | UseStats):
+        if not isinstance(stats, Stats):
             hint = "; with rows=True there are some" if stats is None else ""
             raise ValueError(f"stats are a {type(stats).__name__}, not RowStats or UseStats{hint}")
         values: list[Any] = [np.array(field) for field in jax.device_get(tuple(stats))]
@@ -236,7 +234,7 @@ def _frequencies(counts: Any, vocab_size: int) -> Float[np.ndarray, "V"]:
     return counts_V / counts_V.sum()
 
 
-def _nonfinite(rows: RowStats | UseStats) -> dict[str, Bool[np.ndarray, "V"]]:
+def _nonfinite(rows: Stats) -> dict[str, Bool[np.ndarray, "V"]]:
     """The rows in which a field is defined and not finite, by field."""
     defined = {name: FIELDS[name].kind.defined for name in rows._fields}
     return {

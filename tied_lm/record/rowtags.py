@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from tied_lm import bands as bands_
 from tied_lm.record.cards import HYPOTHETICAL
-from tied_lm.rows import FIELDS, NORM, RowStats, UseStats, shown_by_group, shown_by_row, tag
+from tied_lm.rows import FIELDS, NORM, Stats, shown_by_group, shown_by_row, tag
 from tied_lm.tokenstring import markdown
 
 TOKENS = "tokens"  # the tag of the table of the tokens that are followed
@@ -86,7 +86,7 @@ def part_scalars(norms: Mapping[str, Float[Array, "V"]], rows: Rows) -> dict[str
     return scalars
 
 
-def row_scalars(stats: RowStats | UseStats, rows: Rows, tied: bool) -> dict[str, float]:
+def row_scalars(stats: Stats, rows: Rows, tied: bool) -> dict[str, float]:
     """Scalars for the whole table and each band."""
     scalars = bands_.split_scalars(stats, rows.bands, tied)
     for part in shown_by_row(stats._fields):
@@ -94,7 +94,7 @@ def row_scalars(stats: RowStats | UseStats, rows: Rows, tied: bool) -> dict[str,
     return scalars
 
 
-def token_norms(stats: RowStats | UseStats, rows: Rows, tied: bool) -> dict[str, float]:
+def token_norms(stats: Stats, rows: Rows, tied: bool) -> dict[str, float]:
     """Row norms of the tokens that are followed."""
     return {
         tag(f"token/{name}/{part}", part, tied): float(getattr(stats, part)[token])
@@ -103,7 +103,7 @@ def token_norms(stats: RowStats | UseStats, rows: Rows, tied: bool) -> dict[str,
     }
 
 
-def token_scalars(stats: RowStats | UseStats, rows: Rows, tied: bool) -> dict[str, float]:
+def token_scalars(stats: Stats, rows: Rows, tied: bool) -> dict[str, float]:
     """Row norms of the tokens that are followed, and the lookup's share and cosine in each; NaN where undefined."""
     scalars: dict[str, float] = {}
     for name, token in rows.followed.items():
