@@ -4,8 +4,10 @@ import argparse
 import dataclasses
 import importlib.util
 import io
+import itertools
 import os
 import re
+import shlex
 import signal
 import sys
 import tempfile
@@ -18,8 +20,10 @@ from ml_collections import ConfigDict, FieldReference
 
 from tied_lm.checks import ConfigError
 from tied_lm.cli import terminal
+from tied_lm.cli.fields import field_help
+from tied_lm.cli.fields import plain as plain_text
 from tied_lm.cli.workers import stop_with_parent
-from tied_lm.config import OPTIONS, OWN_DEFAULTS, completed, defaults, override, resolved
+from tied_lm.config import OPTIONS, OWN_DEFAULTS, build_comparison, completed, defaults, flatten, override, resolved
 from tied_lm.folder import cache_folder
 from tied_lm.tokenstring import printable
 
@@ -119,14 +123,18 @@ def parse(
     """
     parser = Parser(
         description=description,
-        epilog="Any field of the config can be set: --config.optimizer.learning_rate=0.003. The fields, with their "
-        "units, are in configs/toy.py of the repository; a config need only give those that it changes.",
+        epilog=_field_help(arguments) if {"-h", "--help"} & {*arguments} else None,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--config", default=DEFAULT, metavar="FILE[:VARIANT]", help="default: %(default)s")
     parser.add_argument("--workdir", type=Path, metavar="DIR", help="default: runs/<config>-<hash of the config>")
     parser.add_argument(
         "--config.FIELD", action="append", default=[], metavar="VALUE", help="set a field", dest="overrides"
+    )
+    parser.add_argument("--print_config", action="store_true", help="print all fields, as flags, and do nothing else")
+    parser.add_argument(
+        "--dry_run", action="store_true", help="say what it would take (runs, memory, disk, time), and write nothing"
     )
     parser.add_argument("--flagfile", help=argparse.SUPPRESS)
     add_flags(parser)
@@ -143,9 +151,31 @@ def parse(
         override(values, field, text)
     terminal.begin(loading)
     values = completed(values, defaults())
-    resolved(values)  # a reference that gives nothing is a mistake in the config
+    plain = resolved(values)  # a reference that gives nothing is a mistake in the config
+    if known.print_config:
+        build_comparison(values)
+        terminal.end()
+        print(_printed(plain))
+        parser.exit()
     stem = re.sub(r"\.py(?=:|$)", "", known.config.rpartition("/")[2])
     return Command(re.sub(r"[^A-Za-z0-9._-]+", "-", stem)[:64], values, known.workdir, known)
+
+
+def _field_help(arguments: list[str]) -> str:
+    """What a command says of the fields, by the comments of the default config and of the one that is asked for."""
+    named = [argument.partition("=")[2] for argument in arguments if argument.startswith("--config=")]
+    named += [value for flag, value in itertools.pairwise(arguments) if flag == "--config"]
+    files = [Path(re.sub(r"\.py:.*", ".py", name)) for name in [DEFAULT, *named]]
+    return field_help([path for file in files for path in (ROOT / file, file)])
+
+
+def _printed(values: dict[str, Any]) -> str:
+    """Every field as a flag, with the default of those that have another value."""
+    usual, lines = flatten(defaults()), []
+    for field, value in flatten(values).items():
+        shown, default = plain_text(value), plain_text(usual[field]) if field in usual else "none"
+        lines.append(f"--config.{field}={shlex.quote(shown)}" + ("" if shown == default else f"  # default: {default}"))
+    return printable("\n".join(lines), keep="\n")
 
 
 def check_path(flag: str, path: Path) -> None:

@@ -15,8 +15,10 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     from tied_lm.config import digest
     from tied_lm.data.documents import told
     from tied_lm.study import comparison as c
+    from tied_lm.study.estimate import clock, needs
     from tied_lm.study.plan import Plan
     from tied_lm.study.summary import REPORT, read_summary
+    from tied_lm.study.table import table
     from tied_lm.study.verdict import verdict
     from tied_lm.train.resources import check_disk, shown
 
@@ -27,6 +29,12 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     place = command.workdir or Path("runs") / f"{command.name}-{digest(plan.values)}"
     c.check_folder(place, plan.values)
     c.check_runs(place, plan)
+    if command.flags.dry_run:
+        rows, seconds = needs(plan.arms, plan.comparison.seeds)
+        print(table(rows, terminal.width(), head=terminal.bold))
+        count, disk, where = len(plan.updates()), shown(plan.disk_bytes()), printable(str(place))
+        print(f"{count} runs in {where}, at most {disk} there, about {clock(seconds)}; nothing was written")
+        return
     if c.is_complete(place, plan):
         tell(f"{place} is complete; nothing was changed.")
     else:

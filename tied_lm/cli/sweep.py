@@ -56,6 +56,9 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     todo = sweep.by_programs([point for point in chosen if not point.is_complete()])
     size = sum(point.plan.disk_bytes() for point in todo)
     check_disk(place, size)
+    if command.flags.dry_run:
+        _tell_needs(todo, place, size)
+        return
     the_sweep.open()
     for line in dict.fromkeys(told(point.plan.about) for point in points if point.plan.about):
         tell(line)
@@ -79,6 +82,24 @@ def main(arguments: list[str], stop: threading.Event) -> None:
         write_sweep_page(place, results)
     print(told_sweep(results, terminal.width(), terminal.bold))
     print(f"\nPicture: {printable(str(place / PAGE))}")
+
+
+def _tell_needs(todo: "list[Point]", place: Path, size: int) -> None:
+    """Say what the points would take, as far as the first one tells."""
+    from tied_lm.study.estimate import clock, needs
+    from tied_lm.study.table import table
+    from tied_lm.train.resources import shown
+
+    updates, seconds = [n for point in todo for _, n in point.plan.updates()], 0.0
+    if todo:
+        plan = todo[0].plan
+        rows, first = needs(plan.arms, plan.comparison.seeds)
+        print(f"{printable(todo[0].place.name)}:\n{table(rows, terminal.width(), head=terminal.bold)}")
+        seconds = first * sum(updates) / sum(n for _, n in plan.updates())
+    print(
+        f"{len(todo)} points, {len(updates)} runs in {printable(str(place))}, at most {shown(size)} there, about "
+        f"{clock(seconds)} if an update takes as long in all of them; nothing was written"
+    )
 
 
 def _each(points: "Iterable[Point]") -> "Iterator[Point]":

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tied_lm.cli import terminal
 from tied_lm.cli.command import parse, set_up_jax, tell, tensorboard_command
+from tied_lm.tokenstring import printable
 
 
 def main(arguments: list[str], stop: threading.Event) -> None:
@@ -18,6 +19,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     from tied_lm.model.embedding import count_parameters
     from tied_lm.record.reader import check_logs
     from tied_lm.record.scalars import is_finished
+    from tied_lm.study.estimate import clock, needs
     from tied_lm.study.plan import Arm
     from tied_lm.study.table import table
     from tied_lm.train.build import build_stream
@@ -34,6 +36,11 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     place = command.workdir or Path("runs") / f"{command.name}-{digest(values)}"
     folder.check(place, values)
     check_logs(place)
+    if command.flags.dry_run:
+        rows, seconds = needs({config.model.tying: arm}, 1)
+        print(table(rows, terminal.width(), head=terminal.bold))
+        print(f"1 run in {printable(str(place))}, about {clock(seconds)}; nothing was written")
+        return
     if is_finished(place, config.train.steps):
         tell(f"{place} is complete; nothing was changed.")
     else:
