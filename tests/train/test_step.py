@@ -93,6 +93,7 @@ HYPERPARAMETERS = {
 }
 
 
+@pytest.mark.slow  # compiled as users do; in a hurry the last bits may differ
 @pytest.mark.parametrize("fields", HYPERPARAMETERS.values(), ids=HYPERPARAMETERS)
 def test_hyperparameters_as_arguments_give_the_bits_of_constants(fields, monkeypatch):
     config = tiny.make_config("model.body=mlp", "optimizer.learning_rate=0.0371", *fields)

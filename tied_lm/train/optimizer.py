@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PyTree
 
 from tied_lm import config
@@ -113,7 +114,7 @@ def schedule_of(optimizer: config.Optimizer, steps: int, values: Hyperparameters
     """
     warmup = optimizer.warmup_steps
 
-    def rising(step: Number) -> Number:
+    def rising(step: ArrayLike) -> Any:
         if not warmup:
             return values.learning_rate
         return values.climb * (1 - jnp.clip(step, 0, warmup) / warmup) + values.learning_rate
