@@ -67,7 +67,9 @@ def _state(subject: Subject) -> list[str]:
     said = f"No verdict: {done} of {len(subject.states)} runs here are finished{more}."
     if not wanted:
         said = "One run: there is nothing to compare it with."
-    return [paragraph(said, "verdict"), html_table(rows)]
+    mixed = len({step for _, _, step, _, _ in subject.states}) > 1
+    words = "The runs stand at different steps: what is below is of the steps that each of them has so far."
+    return [paragraph(said, "verdict"), html_table(rows), *([paragraph(words, "note")] if mixed else [])]
 
 
 def write_report(place: Path) -> None:
