@@ -1,5 +1,6 @@
 """Train every arm with every seed, and print the verdict."""
 
+import shlex
 import threading
 from pathlib import Path
 
@@ -15,6 +16,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     from tied_lm.config import digest
     from tied_lm.data.documents import told
     from tied_lm.study import comparison as c
+    from tied_lm.study.board import deep_link
     from tied_lm.study.estimate import clock, needs
     from tied_lm.study.plan import Plan
     from tied_lm.study.summary import REPORT, read_summary
@@ -48,3 +50,4 @@ def main(arguments: list[str], stop: threading.Event) -> None:
             progress.close()
     print(verdict(read_summary(place), terminal.width(), terminal.bold))
     print(f"\nPictures: {printable(str(place / REPORT))}\nTensorBoard: {tensorboard_command(place)}")
+    print(f"and open {shlex.quote(deep_link(read_summary(place)))}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tied_lm.checks import ConfigError
 from tied_lm.cli import terminal
-from tied_lm.cli.command import parse, set_up_jax, tell
+from tied_lm.cli.command import parse, set_up_jax, tell, tensorboard_command
 from tied_lm.tokenstring import printable
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     if not the_sweep.is_complete():
         print(f"{sum(p.is_complete() for p in points)} of {len(points)} points are complete", file=sys.stderr)
         return
+    from tied_lm.study.sweepboard import write_sweep_board
     from tied_lm.study.sweepreport import PAGE, told_sweep, write_sweep_page
     from tied_lm.study.sweepresults import Results, write_results
 
@@ -80,8 +81,9 @@ def main(arguments: list[str], stop: threading.Event) -> None:
         results = Results.of(the_sweep)
         write_results(place, results)
         write_sweep_page(place, results)
+        write_sweep_board(the_sweep)
     print(told_sweep(results, terminal.width(), terminal.bold))
-    print(f"\nPicture: {printable(str(place / PAGE))}")
+    print(f"\nPicture: {printable(str(place / PAGE))}\nTensorBoard: {tensorboard_command(place)}, tab HPARAMS")
 
 
 def _tell_needs(todo: "list[Point]", place: Path, size: int) -> None:

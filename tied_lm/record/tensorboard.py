@@ -15,7 +15,7 @@ from jaxtyping import Int
 
 from tied_lm.files import Damaged, replace
 from tied_lm.record.cards import Card, card_of, histogram_card
-from tied_lm.record.events import Event, EventsWriter, Summary, SummaryMetadata, summary
+from tied_lm.record.events import Event, EventsWriter, Summary, described, summary
 from tied_lm.record.histogram import EDGES
 from tied_lm.record.writer import Writer
 
@@ -86,9 +86,7 @@ class Board(Writer):
         if card.tag in self.told or not card.about:
             return Summary.Value(tag=card.tag, **value)
         self.told.add(card.tag)
-        data = SummaryMetadata.PluginData(plugin_name=plugin)
-        metadata = SummaryMetadata(summary_description=card.about, plugin_data=data)
-        return Summary.Value(tag=card.tag, metadata=metadata, **value)
+        return described(card.tag, plugin, card.about, **value)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Values by tag, whatever is in the tags; NaN stands for what is undefined, which is not shown."""

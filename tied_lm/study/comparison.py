@@ -11,6 +11,7 @@ from tied_lm.config import Config
 from tied_lm.files import read_json, write_json
 from tied_lm.record.reader import check_logs, open_run
 from tied_lm.record.scalars import is_finished
+from tied_lm.study.board import write_board
 from tied_lm.study.plan import Plan
 from tied_lm.study.provenance import recorded
 from tied_lm.study.summary import REPORT, SUMMARY, read_summary, summarize_comparison, write_summary
@@ -99,7 +100,9 @@ def complete(
                 for name in plan.arms
                 if name not in diverged
             }
-            write_summary(place, summarize_comparison(plan, runs, diverged, before))
+            summary = summarize_comparison(plan, runs, diverged, before)
+            write_board(place, plan, summary, runs)
+            write_summary(place, summary)
         from tied_lm.study.report import write_report  # here, since pictures take long to load
 
         write_report(place)

@@ -156,8 +156,11 @@ def summary_bytes(config: Config, arms: int, seeds: int) -> int:
     # The page of every row has a library in it, which is 0.9 MB.
     rows = 1_300_000 + config.data.vocab_size * (100 + 40 * arms) + 110_000 * arms
     numbers = 40 * seeds * (4 * BANDS + 16)
+    shown = min(config.data.vocab_size, 10_000)  # rows in TensorBoard's projector, of up to two matrices
+    board = 10 * 150_000 + shown * (300 + 28 * config.model.features) + 2 * CLUSTER * (seeds + 6)  # and heat maps
+    board += 2000 * (len(schedule.evaluations) + len(schedule.probes)) * (BANDS + 2)
     # All twice while they are replaced.
-    return 2 * (200_000 + rows + arms * (page + numbers + 8192))
+    return 2 * (200_000 + rows + arms * (page + numbers + board + 8192))
 
 
 def check_disk(place: Path, needed: int) -> None:

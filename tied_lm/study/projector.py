@@ -1,0 +1,73 @@
+"""The matrices of the last step for TensorBoard's projector, with what is known of each row."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tied_lm.bands import NAMES
+from tied_lm.files import Damaged, read_json
+from tied_lm.folder import CONFIG
+from tied_lm.record.reader import Run
+from tied_lm.rows import PARTS
+from tied_lm.study.meanruns import MEAN
+from tied_lm.study.plan import Arm
+from tied_lm.train.checkpoint import Checkpoints
+
+MOST_ROWS = 10_000  # the most frequent ones
+
+
+def _metadata(run: Run, rows: np.ndarray, tied: bool) -> str:
+    """A table with a line for each row: the token, and the probe of the last step."""
+    with run.probe as probe:
+        last = probe.isel(step=-1, token=rows)
+        columns: dict[str, Sequence[str]] = {
+            "token": [str(text) for text in last["token_string"].values],
+            "id": [str(row) for row in rows],
+            "frequency": [f"{value:.4g}" for value in last["frequency"].values],
+            "band": [NAMES[band] for band in last["band"].values],
+        }
+        norms = {part: last[part].values.astype(np.float64) for part in PARTS if tied or part != "total"}
+        if tied:
+            lookup, scoring = norms["lookup"] ** 2, norms["scoring"] ** 2
+            with np.errstate(invalid="ignore"):
+                columns["share"] = [f"{value:.4g}" for value in lookup / (lookup + scoring)]
+            columns["cosine"] = [f"{value:.4g}" for value in last["cosine"].values]
+        columns |= {part: [f"{value:.4g}" for value in values] for part, values in norms.items()}
+    lines = zip(*columns.values(), strict=True)
+    return "\n".join("\t".join(line) for line in [tuple(columns), *lines]) + "\n"
+
+
+def write_projector(place: Path, name: str, arm: Arm, run: Run) -> None:
+    """Write the vocabulary's matrices of a run after its last step into `mean/<arm>`; none if they cannot be had."""
+    config, folder = run.config, place / MEAN / name
+    checkpoints = Checkpoints(run.folder / "checkpoints", config.checkpoint.keep, read_only=True)
+    try:
+        fresh = arm.trainer.init(np.uint32(config.seed))
+        state = checkpoints.restore(fresh, config=read_json(run.folder / CONFIG, "restore it"))
+    except Damaged:
+        state = None
+    finally:
+        checkpoints.close()
+    if state is None or int(state.step) != config.train.steps:
+        return
+    with run.probe as probe:
+        frequencies = probe["frequency"].values
+    rows = np.argsort(-frequencies, kind="stable")[:MOST_ROWS]
+    (folder / "rows.tsv").write_text(_metadata(run, rows, arm.trainer.model.untied_from is None), encoding="utf-8")
+    entries = []
+    for parameter in arm.trainer.model.vocabulary:
+        matrix = np.asarray(state.params[parameter], np.float32)[rows]
+        lines = ("\t".join(f"{value:.6g}" for value in row) for row in matrix.tolist())
+        (folder / f"{parameter}.tsv").write_text("\n".join(lines) + "\n", encoding="ascii")
+        which = "all" if rows.size == frequencies.size else f"the {rows.size:,} most frequent of {frequencies.size:,}"
+        title = f"{name}, {parameter} ({which} rows, seed {config.seed}, step {config.train.steps})"
+        fields = {"tensor_name": title, "tensor_path": f"{parameter}.tsv", "metadata_path": "rows.tsv"}
+        entries.append("embeddings {\n" + "".join(f'  {key}: "{text}"\n' for key, text in fields.items()) + "}\n")
+    (folder / "projector_config.pbtxt").write_text("".join(entries), encoding="utf-8")
+
+
+def write_projectors(place: Path, arms: Mapping[str, Arm], runs: Mapping[str, Sequence[Run]]) -> None:
+    """Write those of the first seed of each arm."""
+    for name, of_arm in runs.items():
+        write_projector(place, name, arms[name], of_arm[0])
