@@ -59,12 +59,24 @@ def _summary(tag: str, **data: Any) -> Summary:
     return Summary.FromString(found.SerializeToString())
 
 
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _info(name: str, values: Sequence[Any]) -> api_pb2.HParamInfo:
+    """A column; of a text the table wants all that it may be."""
+    if _is_number(values):
+        return api_pb2.HParamInfo(name=name, type=api_pb2.DATA_TYPE_FLOAT64)
+    info = api_pb2.HParamInfo(name=name, type=api_pb2.DATA_TYPE_STRING)
+    info.domain_discrete.extend(sorted(set(map(_text, values))))
+    return info
+
+
 def _experiment(columns: Mapping[str, Sequence[Any]]) -> Summary:
-    kinds = {True: api_pb2.DATA_TYPE_FLOAT64, False: api_pb2.DATA_TYPE_STRING}
     return _summary(
         metadata.EXPERIMENT_TAG,
         experiment=api_pb2.Experiment(
-            hparam_infos=[api_pb2.HParamInfo(name=n, type=kinds[_is_number(v)]) for n, v in columns.items()],
+            hparam_infos=[_info(name, values) for name, values in columns.items()],
             metric_infos=[
                 api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag), display_name=name, description=about)
                 for tag, (name, about) in METRICS.items()
@@ -90,7 +102,7 @@ def write_sessions(places: Sequence[Path], sessions: Sequence[Session]) -> None:
             if _is_number(values):
                 start.hparams[name].number_value = values[k]
             else:
-                start.hparams[name].string_value = values[k] if isinstance(values[k], str) else json.dumps(values[k])
+                start.hparams[name].string_value = _text(values[k])
         end = plugin_data_pb2.SessionEndInfo(status=api_pb2.STATUS_SUCCESS, end_time_secs=time.time())
         summaries = [
             _summary(metadata.SESSION_START_INFO_TAG, session_start_info=start),

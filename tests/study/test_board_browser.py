@@ -1,0 +1,78 @@
+"""TensorBoard over a comparison, in a real browser."""
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from urllib.request import urlopen
+
+import pytest
+
+from tests import browser, tiny
+from tests.study.test_board import nothing, values_of
+from tied_lm.study import comparison
+from tied_lm.study.board import ADDRESS, deep_link
+from tied_lm.study.summary import read_summary
+
+# The text of a page, with what stands in its shadow trees, too.
+TEXT = """(() => { const all = n => n.nodeType === 3 ? n.data : ['STYLE', 'SCRIPT'].includes(n.nodeName) ? '' :
+  [...(n.shadowRoot ? [n.shadowRoot] : []), ...n.childNodes].map(all).join(' '); return all(document.body) })()"""
+COUNT = """(() => { const all = n => (n.matches && n.matches('SELECTOR') ? 1 : 0) +
+  [...(n.shadowRoot ? [n.shadowRoot] : []), ...n.childNodes].map(all).reduce((a, b) => a + b, 0);
+  return all(document.body) })()"""
+
+
+@pytest.fixture(scope="module")
+def board(tmp_path_factory):
+    """The address of TensorBoard over a finished comparison, and the comparison's folder."""
+    browser.chromium()
+    place = tmp_path_factory.mktemp("browser") / "compared"
+    comparison.complete(place, tiny.plan_of(values_of()), threading.Event(), nothing)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "tensorboard.main", f"--logdir={place}", f"--port={port}", "--host=127.0.0.1"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    address, end = f"http://127.0.0.1:{port}/", time.monotonic() + 60
+    try:
+        while True:
+            try:
+                with urlopen(address + "data/runs", timeout=5) as answer:
+                    if b"mean/untied" in answer.read():
+                        break
+            except OSError:
+                assert time.monotonic() < end
+            time.sleep(0.2)
+        yield address, place
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+        shutil.rmtree(place)
+
+
+@pytest.mark.slow
+def test_every_tab_shows_the_comparison(board, tmp_path):
+    address, place = board
+    link = deep_link(read_summary(place)).replace(ADDRESS, address)
+    with browser.started(tmp_path) as opened:
+        tab = opened.open(link, width=1500)
+        tab.wait(COUNT.replace("SELECTOR", "scalar-card") + " >= 4")
+        tab.wait(TEXT + ".includes('mean/tied')")
+        assert "Tags matching filter" in tab.evaluate(TEXT)
+        tab = opened.open(address + "#hparams", width=1500)
+        tab.wait(TEXT + ".includes('held-out loss')")
+        tab.wait(TEXT + ".includes('parameters')")
+        tab = opened.open(address + "#custom_scalars", width=1500)
+        tab.wait(TEXT + ".includes('held-out loss less untied')")
+        tab.wait(TEXT + ".includes('Matches (2)')")
+        tab = opened.open(address + "#images", width=1500)
+        tab.wait(TEXT + ".includes('rows_map/share')")
+        tab = opened.open(address + "#projector", width=1500)
+        tab.wait(COUNT.replace("SELECTOR", "iframe") + " > 0")
+        with urlopen(address + "data/plugin/projector/runs", timeout=20) as answer:
+            assert sorted(json.loads(answer.read())) == ["mean/tied", "mean/untied"]
+        outside = [url for url in tab.requests if not url.startswith((address, "data:", "blob:"))]
+        assert outside == []
