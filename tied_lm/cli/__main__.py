@@ -14,6 +14,7 @@ COMMANDS = {
     "sweep": "compare arms at every point of a grid of config fields",
     "study": "put published claims about tying to the test",
     "evaluate": "evaluate a run from one of its checkpoints, and sample from it",
+    "geometry": "measure how the matrices of a run, or of a file, lie in space",
     "runs": "what is in a folder, and how it stands",
     "show": "the verdict of a folder again, or how far it is",
     "report": "write the page of a folder anew, without training",

@@ -94,7 +94,9 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     from tied_lm.folder import CONFIG
     from tied_lm.record.reader import check_logs
     from tied_lm.study.evaluation import evaluate
+    from tied_lm.study.geometry import geometry_rows
     from tied_lm.study.plan import Arm
+    from tied_lm.study.table import table
     from tied_lm.train.build import build_stream
     from tied_lm.train.checkpoint import Checkpoints
     from tied_lm.train.resources import check_sampling
@@ -130,6 +132,9 @@ def main(arguments: list[str], stop: threading.Event) -> None:
         tell(f"--tokens={wanted:,}: the held-out text has whole sequences of {tokens:,} only; all of these are used")
     print(f"{printable(str(flags.run))} after {step:,} updates: {config.model.tying}, body {config.model.body}")
     print(_told(evaluate(trainer, state.params, stream, tokens)))
+    names = trainer.model.vocabulary
+    ends, starts = ({name: params[name] for name in names} for params in (state.params, fresh.params))
+    print(f"\nThe vocabulary matrices:\n{table(geometry_rows(ends, stream.frequencies, starts))}")
 
     _sample(flags, trainer, state.params, stream, prompt, longest, window)
 

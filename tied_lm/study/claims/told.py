@@ -93,7 +93,8 @@ def page(found: Mapping[str, tuple[Study, Done]], scale: str) -> str:
         "test asks whether the mean lies beyond the margin on the side that is claimed; p is two-sided, of a t test "
         "over the seeds (for differences of losses over held-out tokens, too), and adjusted for the number of tests by "
         "Holm's method: a verdict is given where it is below .05. Intervals in brackets are 95% for one test alone. "
-        "Settings, margins and seeds were fixed before these seeds were run; an earlier trial with other seeds and "
+        "Settings, margins and seeds were fixed before the results, but for what a note says and a run of two of the "
+        "seeds on bytes that took the time; an earlier trial with other seeds and "
         "settings stands beside, where there was one.",
         _table(rows),
         "## Not put to the test",

@@ -60,7 +60,7 @@ STUDY = Study(
         Expectation("ratio", "mean log(p/f) in band 4, Adam - SGD", -1, trial="-2.7 + .2 in the paper"),
     ),
     measure=measure,
-    minutes=4,
+    minutes=8,
     note="Rates: Adam .005, .02, .08; SGD 3, 10, 30, 100. Half of the seeds choose a rate by the mean loss, the others "
     "are measured at it, in turn.",
 )

@@ -34,7 +34,7 @@ STUDY = Study(
         for number, width in enumerate(WIDTHS, 1)
     ),
     measure=measure,
-    minutes=5,
+    minutes=6,
     note="Words of the text that ships with Python, of which a twentieth is trained on, so that the model overfits; "
     "--text takes other files, as those of the Penn Treebank.",
 )

@@ -1,0 +1,69 @@
+"""How the vocabulary matrices of a checkpoint lie in space, and how far they have come, as tables."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from jaxtyping import Array, Float
+
+from tied_lm.bands import bands_of
+from tied_lm.model.geometry.arrays import by_band
+from tied_lm.model.geometry.likeness import Comparison
+from tied_lm.model.geometry.matrix import measure_matrix
+from tied_lm.model.geometry.movement import measure_drift
+
+Matrix = Float[np.ndarray | Array, "V D"]
+
+
+def geometry_rows(
+    matrices: Mapping[str, Matrix],
+    frequencies: Float[np.ndarray, "V"] | None = None,
+    starts: Mapping[str, Matrix] | None = None,
+) -> list[list[str]]:
+    """A table of matrices by name, one column each.
+
+    Args:
+        frequencies: of the rows, for what is told by band.
+        starts: the same matrices before training.
+    """
+    columns = [_column(matrix, frequencies, None if starts is None else starts[n]) for n, matrix in matrices.items()]
+    rows = [["", *matrices]]
+    for words in columns[0]:
+        rows.append([words, *(_figure(column[words]) for column in columns)])
+    return rows
+
+
+def _column(matrix: Matrix, frequencies: Float[np.ndarray, "V"] | None, start: Matrix | None) -> dict[str, float]:
+    found = measure_matrix(matrix, frequencies)
+    told = {
+        "rows": float(matrix.shape[0]),
+        "width": float(matrix.shape[1]),
+        "largest singular value": float(found.singular_values[0]),
+        "effective rank": found.effective_rank,
+        "participation ratio": found.participation_ratio,
+        "mean row / mean norm": found.mean_row,
+        "isotropy": found.isotropy,
+        "mean cosine of two rows": found.mean_cosine,
+        **{f"  of band {band}": value for band, value in found.mean_cosine_by_band.items()},
+    }
+    if frequencies is not None:
+        told["norm by log frequency, a nat"] = found.norm_slope
+    if start is not None:
+        cosine_V = measure_drift([start, matrix]).cosine_to_start
+        told["cosine of a row to its start"] = float(np.nanmean(cosine_V)) if not np.isnan(cosine_V).all() else np.nan
+        if frequencies is not None:
+            told |= {f"  in band {band}": x for band, x in by_band(cosine_V, bands_of(frequencies)).items()}
+    return told
+
+
+def _figure(value: float) -> str:
+    if np.isnan(value):
+        return "-"
+    return f"{value:,.0f}" if value == round(value) and abs(value) >= 1 else f"{value:.4f}"
+
+
+def likeness_rows(found: Comparison) -> list[list[str]]:
+    """A table of how alike two matrices are, beside the same with the rows of the second permuted."""
+    rows = [["", "alike", "rows permuted"]]
+    for name, value in found.likeness._asdict().items():
+        rows.append([name.replace("_", " "), _figure(value), _figure(getattr(found.permuted, name))])
+    return rows
