@@ -204,7 +204,7 @@ def board_tag(tag: str, strings: Mapping[str, str] = {}) -> str:
     if tag.startswith("hypothetical/"):
         return "untied_" + tag
     if tag.startswith("band/") and tag.endswith("/loss"):
-        return f"loss/band/{tag.split('/')[1]}"
+        return f"loss/of_band/{tag.split('/')[1]}"
     if "token/" in tag:
         name, field = tag.split("/")[-2:]
         return f"rows_followed/{name} {strings[name]}/{field}" if name in strings else f"rows_followed/{name}/{field}"

@@ -76,7 +76,7 @@ def test_the_mean_runs_end_at_what_the_verdict_says(place):
         if name in summary.differences:
             expected["loss/less_untied"] = summary.differences[name]
         for band, of_band in arm.bands.items():
-            expected[f"loss/band/{band}"] = of_band.loss
+            expected[f"loss/of_band/{band}"] = of_band.loss
             if arm.tied:
                 expected |= {f"probe/band/{band}/{key}": getattr(of_band, key) for key in ("share", "cosine")}
         if arm.split:

@@ -95,7 +95,7 @@ def card_of(tag: str, strings: Mapping[str, str]) -> Card:
         return Card(f"untied_{tag}", MEANINGLESS + about)
     group, *rest = tag.split("/")
     if group == "band" and rest[-1] == "loss":
-        return Card(f"loss/band/{rest[0]}", about)
+        return Card(f"loss/of_band/{rest[0]}", about)
     followed = tag.removeprefix("probe/").split("/")
     if followed[0] == "token" and len(followed) == 3:
         _, name, field = followed

@@ -56,7 +56,7 @@ def _losses(found: Found, heldout: Mapping[str, Mapping[int, Heldout]], arm: str
     for band in found.arms[arm].bands:
         losses = {step: one for step, held in by_step.items() if (one := held.band_loss(band)) is not None}
         if losses:
-            curves[f"loss/band/{band}"] = Curve(
+            curves[f"loss/of_band/{band}"] = Curve(
                 "Loss by band", f"held-out loss, band {band}, nats a token", covers, losses
             )
     return curves
