@@ -28,6 +28,7 @@ from tied_lm.study.summary import read_summary
 from tied_lm.study.sweep import Sweep, read_grid
 from tied_lm.study.sweepboard import write_sweep_board
 
+pytestmark = pytest.mark.slow  # a comparison and a sweep are trained
 SEEDS = 2
 
 
@@ -153,7 +154,6 @@ def test_the_table_of_runs_has_the_averages(place):
         assert not arm.tied or told["probe/split/share"] == pytest.approx(np.mean(shares), rel=1e-6)
 
 
-@pytest.mark.slow
 def test_a_sweep_is_one_table_of_averages(swept):
     place, sweep = swept
     experiment, groups = groups_of(place)
