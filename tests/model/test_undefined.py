@@ -13,7 +13,7 @@ from tied_lm import open_run
 from tied_lm.cli import compare
 from tied_lm.files import write_json
 from tied_lm.intervals import summarize, with_interval
-from tied_lm.study.report import moves
+from tied_lm.study.movefigure import moves
 
 # No lookup reaches the matrix, so that its share is 0, and it has no cosine with anything.
 ARMS = ["--config.compare.arms.deaf=model.tying=scoring_only"]

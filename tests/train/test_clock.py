@@ -50,6 +50,6 @@ def test_updates_are_timed_without_evaluation_and_probe(tmp_path):
     assert list(per_update) == tiny.SCALAR_STEPS[1:]  # at the last step that of the updates before it
     assert list(evaluation) == tiny.EVALUATION_STEPS[1:]
     assert list(probe) == tiny.PROBE_STEPS[1:]
-    # At 30 there is an evaluation, at 35 none; at 39 there is all, and no update.
-    assert max(per_update.values()) < 0.5 * min(evaluation.values())
+    # Most records of the updates have an evaluation or a probe since the one before. Medians, since machines pause.
+    assert np.median(list(per_update.values())) < 0.25 * np.median(list(evaluation.values()))
     assert np.all(np.diff(list(run.scalars("time/seconds").values())) > 0)

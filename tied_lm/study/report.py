@@ -3,6 +3,7 @@
 from importlib.util import find_spec
 from pathlib import Path
 
+from tied_lm.study.board import deep_link
 from tied_lm.study.lossfigure import losses
 from tied_lm.study.movefigure import row_moves
 from tied_lm.study.page import folded, html_table, labelled, link, paragraph, write_page
@@ -85,9 +86,17 @@ def write_report(place: Path) -> None:
         parts.append(labelled("Trained:", trained(subject)))
     if "compare" in subject.values:
         parts += [labelled(label, text) for label, text in told(read_provenance(place))]
+    if subject.summary is not None:
+        parts.append(_board(subject.summary))
     parts += [config_table(subject.values), _rows(subject)]
     parts += [section(one) for one in _sections(subject)]
     write_page(place / REPORT, _title(subject), parts)
+
+
+def _board(summary: Summary) -> str:
+    """How to see the same in TensorBoard."""
+    there = link(deep_link(summary), "loss, share and cosine of all arms")
+    return f"<p class=line><b>TensorBoard:</b> <code>tensorboard --logdir .</code> in this folder, then {there}.</p>"
 
 
 def _rows(subject: Subject) -> str:
