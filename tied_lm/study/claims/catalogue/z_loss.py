@@ -43,6 +43,6 @@ STUDY = Study(
         Expectation("loss", "with - without, tied, nats a token, below .01", -1, 0.01),
     ),
     measure=measure,
-    minutes=4,
+    minutes=2,
     note="Weight 1e-3, ten times PaLM's, since the training is short.",
 )
