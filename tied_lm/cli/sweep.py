@@ -75,13 +75,14 @@ def main(arguments: list[str], stop: threading.Event) -> None:
         return
     from tied_lm.study.sweepboard import write_sweep_board
     from tied_lm.study.sweepreport import PAGE, told_sweep, write_sweep_page
-    from tied_lm.study.sweepresults import Results, write_results
+    from tied_lm.study.sweepresults import RESULTS, Results, write_results
 
     with folder.locked(place, wait=True):
         results = Results.of(the_sweep)
+        if todo or not (place / RESULTS).exists():
+            write_sweep_board(the_sweep)
         write_results(place, results)
         write_sweep_page(place, results)
-        write_sweep_board(the_sweep)
     print(told_sweep(results, terminal.width(), terminal.bold))
     print(f"\nPicture: {printable(str(place / PAGE))}\nTensorBoard: {tensorboard_command(place)}, tab HPARAMS")
 

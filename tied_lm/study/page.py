@@ -27,7 +27,9 @@ def write_page(path: Path, title: str, parts: Sequence[str], policy: str = POLIC
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         f"<title>{name}</title><style>{css()}{resource('page.css')}</style></head><body><main>"
     )
-    replace(path, "\n".join([head, f"<h1>{name}</h1>", *parts, "</main></body></html>\n"]).encode())
+    text = "\n".join([head, f"<h1>{name}</h1>", *parts, "</main></body></html>\n"])
+    # Where the locale is none of UTF-8, Python holds the bytes of a path as surrogates; on the page they are its text.
+    replace(path, text.encode(errors="surrogateescape").decode(errors="backslashreplace").encode())
 
 
 def paragraph(text: str, kind: str = "") -> str:
