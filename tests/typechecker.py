@@ -17,7 +17,8 @@ _checked = beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))
 
 def check(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with its types checked; but JAX makes trees of anything of the classes that it knows as such."""
-    return function if function.__qualname__ == "TrainState.__init__" else _checked(function)
+    trees = ("TrainState.__init__", "UseParts.__init__")
+    return function if function.__qualname__ in trees else _checked(function)
 
 
 jaxtyping.install_import_hook("tied_lm", "tests.typechecker.check")
