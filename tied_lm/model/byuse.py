@@ -16,6 +16,9 @@ from tied_lm.model.parts import UseSplit
 from tied_lm.model.program import Uses, find_uses
 from tied_lm.model.replay import Copies, Replay, one
 from tied_lm.model.targets import count_ids, scoring_product, with_targets
+from tied_lm.model.tokenrows import TokenRows, catching, gathers_of, zeros_of
+from tied_lm.model.values import Key
+from tied_lm.rows import TokenStats, UseStats
 
 KINDS = ("lookup", "scoring", "other")
 
@@ -33,11 +36,16 @@ class Asked:
 
 
 class Split(NamedTuple):
-    """What `jax.value_and_grad` gives, and the split."""
+    """What `jax.value_and_grad` gives, and the split; if its lookup was kept token by token, it is 0 there."""
 
     value: Any
     gradients: PyTree
     by_use: UseSplit
+    looked_up: TokenRows | None = None
+
+    def stats(self) -> UseStats | TokenStats:
+        """Statistics of the rows."""
+        return self.by_use.stats() if self.looked_up is None else self.looked_up.stats(self.by_use)
 
 
 @dataclass(frozen=True)
@@ -50,10 +58,14 @@ class _Matrix:
     uses: Uses
 
 
-def split_loss(loss_fn: Callable[[PyTree], Any], params: PyTree, asked: Asked, local: bool = False) -> Split:
+def split_loss(
+    loss_fn: Callable[[PyTree], Any], params: PyTree, asked: Asked, *, by_token: bool = False, local: bool = False
+) -> Split:
     """The value of a loss, its gradients, and those of the table by use; errors as in `split_embed_gradients`.
 
     Args:
+        by_token: keep the lookup token by token where that is possible and smaller: one pass over V x D less for the
+            gradient, and several for its statistics.
         local: inside of `jax.shard_map`, where gradients of what all devices hold are their sums, those by use are of
             this device alone.
     """
@@ -75,22 +87,33 @@ def split_loss(loss_fn: Callable[[PyTree], Any], params: PyTree, asked: Asked, l
         key = scoring_product(closed.jaxpr, scorer.uses, vocab_size, asked.targets)
         instead = {key: with_targets(asked.targets, min(scorer.uses.operands[key]))}
     at_scoring = ["push", "pull"] if instead else ["scoring"]
-    of_table = [k for kind in kinds for k in (at_scoring if kind == "scoring" else [kind])]
-    replay = Replay(operands, _carried(table, head), instead)
-    copies = {index: dict.fromkeys(of_table, floats[index])}
+    gathers = gathers_of(closed, index, table.uses) if by_token else {}
+    of_table = [
+        k for kind in kinds for k in (at_scoring if kind == "scoring" else [kind]) if k != "lookup" or not gathers
+    ]
+    copies = {index: dict.fromkeys(of_table or ["other"], floats[index])}
     if head is not None:
         copies[head.index] = dict.fromkeys([*at_scoring, "other"], floats[head.index])
 
-    def loss_of(copies: dict[int, dict[str, Array]], others: dict[int, Array]) -> Any:
+    def loss_of(copies: dict[int, dict[str, Array]], others: dict[int, Array], zeros: dict[Key, Array]) -> Any:
         values: dict[int, Any] = others | {i: Copies(of) for i, of in copies.items()}
+        ids: dict[Key, Array] = {}
+        replay = Replay(operands, _carried(table, head), instead | catching(zeros, ids))
         outs = replay.run(closed.jaxpr, closed.consts, [values[i] for i in range(len(floats))])
-        return jax.tree.unflatten(jax.tree.structure(shape), [one(x, "other") for x in outs])
+        value = jax.tree.unflatten(jax.tree.structure(shape), [one(x, "other") for x in outs])
+        loss, aux = value if asked.has_aux else (value, None)
+        return loss, (aux, ids)
 
     others = {i: leaf for i, leaf in enumerate(floats) if i not in copies}
-    value, (by_copy, gradients) = jax.value_and_grad(loss_of, (0, 1), has_aux=asked.has_aux)(copies, others)
+    (loss, (aux, ids)), (by_copy, gradients, of_rows) = jax.value_and_grad(loss_of, (0, 1, 2), has_aux=True)(
+        copies, others, zeros_of(gathers)
+    )
+    looked_up = TokenRows.of(ids, of_rows) if ids else None
     for i, of in by_copy.items():
         total = functools.reduce(jnp.add, of.values())
         gradients[i] = lax.psum(total, axes) if axes else total
+    if looked_up is not None:
+        gradients[index] = looked_up.added_to(gradients[index])
     by_use = _tables(by_copy, table, head, bool(instead))
     if asked.ids is not None and asked.targets is not None:
         vocab_size = floats[index].shape[-2]
@@ -98,9 +121,9 @@ def split_loss(loss_fn: Callable[[PyTree], Any], params: PyTree, asked: Asked, l
             "input_count": count_ids(asked.ids, vocab_size),
             "target_count": count_ids(asked.targets, vocab_size),
         }
-    loss, aux = value if asked.has_aux else (value, None)
     found = UseSplit(loss, **by_use, aux=aux, uses=tuple(table.uses.of_loss.values()))
-    return Split(value, leaves.gradients([gradients[i] for i in range(len(floats))]), found)
+    value = (loss, aux) if asked.has_aux else loss
+    return Split(value, leaves.gradients([gradients[i] for i in range(len(floats))]), found, looked_up)
 
 
 def _tables(

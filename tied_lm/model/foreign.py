@@ -141,8 +141,8 @@ def embed_loss_and_gradients(
         leaves = Leaves(params)
         value, floats = jax.value_and_grad(lambda floats: loss_fn(leaves.merge(floats)), has_aux=has_aux)(leaves.floats)
         return value, leaves.gradients(floats), None
-    value, gradients, by_use = split_loss(loss_fn, params, _asked(table, head, uses, ids, targets, has_aux))
-    return value, gradients, by_use.stats()
+    found = split_loss(loss_fn, params, _asked(table, head, uses, ids, targets, has_aux), by_token=True)
+    return found.value, found.gradients, found.stats()
 
 
 def embed_loss_and_parts(
@@ -169,5 +169,5 @@ def embed_loss_and_parts(
     Other arguments and errors are those of `split_embed_gradients`.
     """
     asked = _asked(table, head, uses, ids, targets, has_aux)
-    value, gradients, by_use = split_loss(loss_fn, params, asked, local=True)
-    return value, gradients, weighed(by_use, jnp.asarray(tokens))
+    found = split_loss(loss_fn, params, asked, local=True)
+    return found.value, found.gradients, weighed(found.by_use, jnp.asarray(tokens))

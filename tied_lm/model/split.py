@@ -21,6 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from tied_lm.model.arguments import check_ids
 from tied_lm.model.embedding import Params, ScoringGradient, Step, VocabularyModel
 from tied_lm.model.loss import vocabulary_loss
+from tied_lm.model.tokenrows import Holders
 from tied_lm.rows import RowStats, mark_undefined, row_norm, statistics
 
 
@@ -180,8 +181,8 @@ def stats_of(b: Backward) -> RowStats:
     rows, ids_2N = asked.expected.shape[0], jnp.concatenate([b.inputs, asked.targets])
     if ids_2N.size >= rows:
         return stats_of_tables(tables(b), *counts(b))
-    token_of_row_V = jnp.full(rows, -1).at[ids_2N].max(jnp.arange(ids_2N.size))
-    input_N, target_N = jnp.split(token_of_row_V[ids_2N], 2)
+    holders = Holders.of(ids_2N, rows)
+    input_N, target_N = jnp.split(holders.of_token, 2)
     zeros_2NxD, zeros_VxD = jnp.zeros((ids_2N.size, asked.h.shape[-1])), jnp.zeros_like(asked.expected)
     of_tokens = Tables(
         lookup=zeros_2NxD.at[input_N].add(b.lookup),
@@ -194,10 +195,7 @@ def stats_of(b: Backward) -> RowStats:
     at_tokens, elsewhere = (statistics(split_of(t), RowStats._fields) for t in (of_tokens, of_others))
     input_count, target_count = counts(b)
     return RowStats(
-        **{
-            name: jnp.where(token_of_row_V < 0, elsewhere[name], values_2N[token_of_row_V])
-            for name, values_2N in at_tokens.items()
-        },
+        **{name: holders.spread(values_2N, elsewhere[name]) for name, values_2N in at_tokens.items()},
         input_count=input_count,
         target_count=target_count,
     )
