@@ -21,6 +21,8 @@ def get_config() -> ConfigDict:
     c.model.compute_dtype = "float32"  # float32 | bfloat16: of the operands of products; all else is float32
     c.model.init_std = 0.02  # standard deviation of the initial entries of the vocabulary matrices
     c.model.scale_input = False  # multiply what is looked up by sqrt(D), at run time
+    c.model.matmul_precision = "exact"  # exact | fast: of float32 products on GPUs and TPUs, which can round operands
+    c.model.block_tokens = 0  # tokens whose logits a device holds at a time; 0: by V and D
 
     c.scheme = ConfigDict()  # what the tying schemes take; each reads its own
     c.scheme.same_start = False  # untied: start both matrices from the same values
@@ -94,6 +96,10 @@ def get_config() -> ConfigDict:
     c.checkpoint = ConfigDict()
     c.checkpoint.every = 500  # updates between checkpoints; also at the end
     c.checkpoint.keep = 2  # newest checkpoints to keep, besides the best one
+
+    c.mesh = ConfigDict()  # the devices of a run: data * vocab of them; 0 in one of the two: all that there are
+    c.mesh.data = 1  # devices among which the sequences of a batch are shared out; divides batch_size
+    c.mesh.vocab = 1  # devices among which the rows of the vocabulary matrices are shared out
 
     c.compare = ConfigDict()
     c.compare.arms = ConfigDict()  # name of the arm = its overrides, separated by spaces

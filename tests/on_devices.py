@@ -1,6 +1,9 @@
 """What is computed on eight devices, against one; run by `test_mesh.py` where there are that many."""
 
+import dataclasses
+import json
 import re
+import threading
 from collections import Counter
 from functools import partial
 
@@ -10,10 +13,19 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from tied_lm.config import Data
+from tests import tiny
+from tied_lm import open_run
+from tied_lm.checks import ConfigError
+from tied_lm.cli import compare, evaluate
+from tied_lm.config import Data, Mesh
 from tied_lm.data.toy import ToyStream
 from tied_lm.mesh import ONE_DEVICE, Layout
 from tied_lm.model import likelihoods, loss
+from tied_lm.study.plan import Arm
+from tied_lm.train import evaluation
+from tied_lm.train.build import build_mesh, build_stream
+from tied_lm.train.loop import Interrupted, train_run
+from tied_lm.train.step import Trainer
 
 COLLECTIVE = re.compile(r"= (.*?) (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(-start)?\(")
 
@@ -120,3 +132,161 @@ def test_in_the_loop_devices_tell_each_other_no_more_than_a_number_for_each_toke
     of_targets = {("once", "all-reduce", f"{tokens}"): 1, ("once", "all-reduce", f"{tokens},{D}"): 1}
     tables = {("once", "all-reduce", f"{rows},{D}"): 2} if data > 1 else {}
     assert found == in_loop | of_targets | tables
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(4, 2), (1, 8)])
+def test_an_update_gathers_no_table_and_sums_three_once(shape):
+    data, vocab = shape
+    V, D, N = 1023, 24, 8 * 36
+    fields = [f"data.vocab_size={V}", "data.batch_size=8", "data.length=36", f"model.features={D}"]
+    config = tiny.make_config(*fields, f"mesh.data={data}", f"mesh.vocab={vocab}")
+    trainer, stream = trainer_on(config), build_stream(config)
+    inputs = trainer.init(np.uint32(0)), stream, np.int32(2), tiny.slots(trainer, [0]), True
+    found = collectives(Trainer._advance.lower(trainer, trainer.values, *inputs).compile().as_text())
+    records = f"{trainer.slots + 1},10,{trainer.model.layout.rows}"  # vectors of V for each slot, fetched at the end
+    sizes = {key: np.prod([int(n) for n in key[2].split(",") if n]) for key in found if key[2] != records}
+    table = 1024 // vocab * D
+    assert max(size for key, size in sizes.items() if key[1] != "all-reduce") < table
+    assert max(sizes.values()) <= max(table if data > 1 else 0, 2 * N // data * D)
+    # Of the lookup, and in the loss the two of `expected` and of `scoring`.
+    assert sum(n for key, n in found.items() if key[2] == f"{1024 // vocab},{D}") == (3 if data > 1 else 0)
+
+
+MESHES = [(8, 1), (4, 2), (2, 4), (1, 8)]
+KINDS = ["adamw", "sgd", "momentum", "muon", "coupled_adam"]
+SHAPES = [("mlp",), ("transformer", "body.heads=2"), ("lstm",)]
+# Those that the runs below have not, and in which rows are not simply one matrix.
+NAMES = ["untied", "projection", "path_weights", "gated_rare_rows", "factorised", "spd_pair"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("index", range(len(NAMES)), ids=NAMES)
+def test_updates_evaluation_and_probe(index):
+    """Schemes with each body, optimizer and mesh in turn, after three updates."""
+    (body, *options), kind = SHAPES[index % 3], KINDS[index % 5]
+    fields = [f"model.tying={NAMES[index]}", f"model.body={body}", f"optimizer.name={kind}", "scheme.factor_features=3"]
+    # A small rate, since Adam makes of the rounding of a small gradient the sign of a step.
+    small = ["data.vocab_size=21", "data.batch_size=8", "optimizer.learning_rate=0.001", *options]
+    config, shape = tiny.make_config(*fields, *small), MESHES[index % 4]
+
+    def results(config):
+        trainer, stream = trainer_on(config), build_stream(config)
+        state, records = trainer.advance(
+            trainer.init(np.uint32(0)), stream, np.int32(3), tiny.slots(trainer, [1, 2]), True
+        )
+        evaluated = evaluation.evaluate(trainer, state.params, stream, 90)
+        probed = evaluation.probe(trainer, state.params, stream, 90)
+        return jax.device_get((trainer.to_host(state), records, evaluated, probed))
+
+    one, many = results(config), results(dataclasses.replace(config, mesh=Mesh(*shape)))
+    for (path, true), found in zip(jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(many), strict=True):
+        what = jax.tree_util.keystr(path)
+        assert found.shape == true.shape, what
+        if "residual" in what:  # 0 but for rounding
+            continue
+        if "histograms" in what:
+            assert np.abs(found - true).sum() <= 2, what  # of a norm at an edge of a bin
+        elif np.issubdtype(true.dtype, np.integer):
+            assert_array_equal(found, true, err_msg=what)
+        else:
+            assert_allclose(found, true, rtol=0, atol=2e-5 * np.abs(true).max(initial=0) + 1e-7, err_msg=what)
+
+
+def trainer_on(config):
+    """The trainer of a config on its mesh."""
+    return Arm.of(config, build_stream(config), build_mesh(config)).trainer
+
+
+RUNS = [
+    ((4, 2), "model.tying=late_untie", "model.body=transformer", "body.heads=2", "scheme.untie_step=9"),
+    ((1, 8), "model.tying=gated_rare_rows", "optimizer.name=coupled_adam"),
+    ((4, 2), "model.tying=centred"),
+    ((2, 4), "model.tying=low_rank", "model.body=mlp", "optimizer.name=muon", "optimizer.weight_decay=0.1"),
+    ((8, 1), "model.tying=soft_cap", "model.body=lstm", "optimizer.clip_norm=0.1", "loss.z=0.01"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shape", "fields"), [(shape, fields) for shape, *fields in RUNS], ids=str)
+def test_a_run(shape, fields, tmp_path, make_config, monkeypatch):
+    """Losses and rows are those of one device, and a run goes on where another mesh stopped."""
+    small = ("data.vocab_size=21", "data.classes=4", "model.features=4", "data.length=8", "train.steps=24")
+    more = ("data.eval_tokens=512", "log.probe_tokens=256", "train.eval_every=8", "optimizer.warmup_steps=2")
+    one = make_config(*small, *more, *fields, "optimizer.learning_rate=0.01")
+    many = dataclasses.replace(one, mesh=Mesh(*shape))
+
+    def train(config, name, after=None):
+        stop, done = threading.Event(), []
+
+        def progress(updates):
+            done.append(updates)
+            if after is not None and sum(done) >= after:
+                stop.set()
+
+        arm = Arm.of(config, build_stream(config), build_mesh(config))
+        train_run(arm.trainer, config, arm.stream, tmp_path / name, stop, progress)
+        return open_run(tmp_path / name)
+
+    monkeypatch.setattr("tied_lm.train.loop.DISPATCH_SECONDS", 0.0)
+    with pytest.raises(Interrupted):
+        train(many, "moved", 10)
+    monkeypatch.undo()
+    true, found, moved = train(one, "one"), train(many, "many"), train(one, "moved")
+    for run in (found, moved):
+        for tag in ("loss/eval", "loss/train", "loss/excess"):
+            assert list(run.scalars(tag)) == list(true.scalars(tag))
+            assert_allclose(list(run.scalars(tag).values()), list(true.scalars(tag).values()), atol=2e-5, err_msg=tag)
+        for name, values in true.rows.items():
+            last = np.nanmax(np.abs(values)) or 1
+            assert_allclose(run.rows[name], values, rtol=0, atol=2e-4 * last, err_msg=name)
+        for name in ("input_count", "target_count"):
+            assert_array_equal(run.rows[name], true.rows[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "shape"), [*zip(tiny.SEQUENCE_ARMS, [(4, 2), (8, 1)], strict=True)])
+def test_text_dropout_and_a_carried_state(name, shape, tmp_path):
+    one = tiny.sequences(tmp_path, name, "optimizer.learning_rate=0.001")
+    many = dataclasses.replace(one, mesh=Mesh(*shape))
+    for config, folder in ((one, "one"), (many, "many")):
+        tiny.train(tmp_path / folder, config, trainer=trainer_on(config))
+    with pytest.raises(Interrupted):
+        tiny.train(tmp_path / "again", many, 20, trainer=trainer_on(many))
+    tiny.train(tmp_path / "again", many, trainer=trainer_on(many))
+    tiny.assert_same_run(tmp_path / "many", tmp_path / "again", many)  # to the bit, on the same mesh
+    true, found = (open_run(tmp_path / folder).scalars("loss/eval") for folder in ("one", "many"))
+    assert_allclose(list(found.values()), list(true.values()), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_comparison_says_the_same_and_its_folder_is_like_any_other(tmp_path, capsys):
+    fields = [*tiny.FIELDS, "data.batch_size=8", "compare.seeds=2", "train.steps=12", "optimizer.learning_rate=0.01"]
+
+    def call(main, *arguments):
+        main(list(map(str, arguments)), threading.Event())
+        return capsys.readouterr()
+
+    def said(place, *mesh):
+        out, err = call(compare.main, f"--workdir={tmp_path / place}", *(f"--config.{x}" for x in (*fields, *mesh)))
+        return re.sub(r"[\d.]+ ms an update, [^ ]+ \w+ of memory", "", out.partition("\nPictures")[0]), err
+
+    expected, _ = said("one")
+    found, _ = said("many", "mesh.data=2", "mesh.vocab=4")
+    assert found == expected
+    assert "is complete; nothing was changed" in said("many")[1]
+    assert json.loads((tmp_path / "many" / "config.json").read_text())["mesh"] == {"data": 2, "vocab": 4}
+    one, many = (
+        call(evaluate.main, tmp_path / name / "tied" / "seed0").out.split("\n", 1)[1] for name in ("one", "many")
+    )
+    assert many == one
+
+
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [("mesh.data=9", "the number of devices there are, 8"), ("mesh.data=5", "what divides data.batch_size = 32")],
+)
+def test_a_mesh_that_there_is_not(field, said, make_config):
+    config = make_config(field)
+    with pytest.raises(ConfigError, match=f"mesh.data = .*{said}"):
+        build_mesh(config)

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 
 def on_eight_devices(marks):
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
@@ -17,3 +19,8 @@ def on_eight_devices(marks):
 
 def test_eight_devices():
     on_eight_devices("not slow")
+
+
+@pytest.mark.slow
+def test_runs_on_eight_devices():
+    on_eight_devices("slow")

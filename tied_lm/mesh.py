@@ -1,18 +1,43 @@
 """Several devices for one run: which part of each array lies on which, and what they tell each other."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from tied_lm.checks import ConfigError
 
 T = TypeVar("T")
 
 DATA, VOCAB = "data", "vocab"  # axes of a mesh: tokens are shared out over the first, rows over the other
+
+
+def make_mesh(data: int, vocab: int) -> Mesh | None:
+    """The mesh of `data` times `vocab` devices; None for one device alone.
+
+    Args:
+        data, vocab: 0 in one of them stands for as many as the other leaves.
+
+    Raises:
+        ConfigError: there are not so many.
+    """
+    present = jax.device_count()
+    if not (data or vocab):
+        raise ConfigError("mesh.vocab", 0, "at least 1 with mesh.data = 0")
+    if max(data, 1) * max(vocab, 1) > present:
+        field, size = ("data", data) if data > vocab else ("vocab", vocab)
+        allowed = f"a mesh.data and a mesh.vocab whose product is at most the number of devices there are, {present}"
+        raise ConfigError(f"mesh.{field}", size, allowed)
+    data, vocab = data or present // vocab, vocab or present // data
+    if data * vocab == 1:
+        return None
+    axes = (AxisType.Auto,) * 2
+    return jax.make_mesh((data, vocab), (DATA, VOCAB), axis_types=axes, devices=jax.devices()[: data * vocab])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,10 +67,48 @@ class Layout:
         return jnp.pad(rows_Vx, [(0, more)] + [(0, 0)] * (rows_Vx.ndim - 1)) if more else rows_Vx
 
     def cut(self, tree: PyTree) -> PyTree:
-        """Arrays without the padding, if they are of rows."""
+        """Arrays of rows, without the padding."""
+        return tree if self.rows == self.vocab_size else jax.tree.map(lambda x_Px: x_Px[: self.vocab_size], tree)
+
+    def mean_of_rows(self, table_PxD: Float[Array, "P D"]) -> Float[Array, "D"]:
+        """The mean of V rows; what follows them is 0."""
+        return table_PxD.sum(axis=0) / self.vocab_size
+
+    def only_real(self, table_PxD: Float[Array, "P D"]) -> Float[Array, "P D"]:
+        """The table with 0 for padding."""
         if self.rows == self.vocab_size:
-            return tree
-        return jax.tree.map(lambda x: x[: self.vocab_size] if x.ndim and x.shape[0] == self.rows else x, tree)
+            return table_PxD
+        return jnp.where((jnp.arange(self.rows) < self.vocab_size)[:, None], table_PxD, 0)
+
+    def specs(self, state: PyTree, vocabulary: Sequence[str]) -> PyTree:
+        """What of each array of a training state is shared out over what: rows of the vocabulary matrices and of their
+        moments over one axis, what a body carries of each sequence over the other. Each device has all else.
+
+        Args:
+            vocabulary: names of the parameters that have a row for each token.
+        """
+
+        def spec(path: tuple[Any, ...], leaf: Any) -> PartitionSpec:
+            names = {getattr(key, "name", getattr(key, "key", None)) for key in path}
+            if "carry" in names:
+                return PartitionSpec(DATA)
+            is_of_rows = "body" not in names and not names.isdisjoint(vocabulary) and leaf.ndim == 2
+            return PartitionSpec(VOCAB) if is_of_rows else PartitionSpec()
+
+        return jax.tree_util.tree_map_with_path(spec, state)
+
+    def to_host(self, state: PyTree, specs: PyTree) -> PyTree:
+        """A state on the host, without padding; the same whatever the mesh."""
+        if self.mesh is None:
+            return state
+        return jax.tree.map(lambda x, s: self.cut(x) if VOCAB in s else x, jax.device_get(state), specs)
+
+    def from_host(self, state: PyTree, specs: PyTree) -> PyTree:
+        """A state that `to_host` gave, of this mesh or of any other, on the devices."""
+        if self.mesh is None:
+            return state
+        padded = jax.tree.map(lambda x, s: self.padded(jnp.asarray(x)) if VOCAB in s else x, state, specs)
+        return self.place(padded, specs)
 
     def place(self, tree: PyTree, specs: PyTree) -> PyTree:
         """Arrays with their parts where they belong; inside of jit and outside of it."""
@@ -67,6 +130,14 @@ class Layout:
         if self.mesh is None:
             return compute
         return jax.shard_map(compute, mesh=self.mesh, in_specs=takes, out_specs=gives, check_vma=False)
+
+    def place_batch(self, batch: PyTree) -> PyTree:
+        """A batch, whose arrays have the sequences first, shared out."""
+        return self.place(batch, jax.tree.map(lambda _: PartitionSpec(DATA), batch))
+
+    def place_rows(self, tables: PyTree) -> PyTree:
+        """Arrays of rows, shared out."""
+        return self.place(tables, jax.tree.map(lambda _: PartitionSpec(VOCAB), tables))
 
     def largest_of_rows(self, x_C: Float[Array, "C"]) -> Float[Array, "C"]:
         """The largest value over the rows of all devices, from that over the rows of one."""

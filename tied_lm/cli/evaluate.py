@@ -136,7 +136,8 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     ends, starts = ({name: params[name] for name in names} for params in (state.params, fresh.params))
     print(f"\nThe vocabulary matrices:\n{table(geometry_rows(ends, stream.frequencies, starts))}")
 
-    _sample(flags, trainer, state.params, stream, prompt, longest, window)
+    with trainer.precision:
+        _sample(flags, trainer, state.params, stream, prompt, longest, window)
 
 
 def _sample(

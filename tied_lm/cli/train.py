@@ -22,14 +22,14 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     from tied_lm.study.estimate import clock, needs
     from tied_lm.study.plan import Arm
     from tied_lm.study.table import table
-    from tied_lm.train.build import build_stream
+    from tied_lm.train.build import build_mesh, build_stream
     from tied_lm.train.loop import run_values, train_run
     from tied_lm.train.resources import check_disk, check_memory, shown
 
     set_up_jax()
     config = build_run(with_vocabulary(command.values))
     check_memory(config)
-    arm = Arm.of(config, build_stream(config))
+    arm = Arm.of(config, build_stream(config), build_mesh(config))
     if arm.stream.about:
         tell(told(arm.stream.about))
     values = run_values(config, arm.stream)

@@ -46,6 +46,8 @@ class Model:
     compute_dtype: Annotated[str, one_of("float32", "bfloat16")] = "float32"
     init_std: Annotated[float, positive] = 0.02
     scale_input: bool = False
+    matmul_precision: Annotated[str, one_of("exact", "fast")] = "exact"
+    block_tokens: Annotated[int, at_least(0), countable] = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,6 +112,12 @@ class Checkpoint:
 
 
 @dataclasses.dataclass(frozen=True)
+class Mesh:
+    data: Annotated[int, at_least(0), countable] = 1
+    vocab: Annotated[int, at_least(0), countable] = 1
+
+
+@dataclasses.dataclass(frozen=True)
 class Compare:
     """The arms of a comparison, each with its overrides, and what is asked of them; no run depends on it."""
 
@@ -134,6 +142,7 @@ class Config:
     train: Train = Train()
     log: Log = Log()
     checkpoint: Checkpoint = Checkpoint()
+    mesh: Mesh = Mesh()
 
     def __post_init__(self) -> None:
         if len(self.log.tokens) > MOST_TOKENS or len(set(self.log.tokens)) < len(self.log.tokens):

@@ -6,10 +6,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from tied_lm.checks import at_least, check_fields
+from tied_lm.mesh import Layout
 
 Params = dict[str, PyTree]
 Step = int | Int[Array, ""]  # the number of updates so far
@@ -65,6 +67,8 @@ class VocabularyModel(nn.Module):
     init_std: float = 0.02  # of the initial entries of the vocabulary matrices
     scale_input: bool = False  # multiply what is looked up by sqrt(D)
     bands: tuple[int, ...] = ()  # band of each row by frequency, for schemes that treat rare rows apart
+    block_tokens: int = 0  # see `vocabulary_loss`
+    mesh: Mesh | None = None  # devices on which rows and tokens lie; None for one
 
     scorer: ClassVar[str] = "embedding"  # the parameter whose rows score
     vocabulary: ClassVar[tuple[str, ...]] = ("embedding",)  # parameters with a row for each token
@@ -104,6 +108,11 @@ class VocabularyModel(nn.Module):
         return self.features
 
     @property
+    def layout(self) -> Layout:
+        """Of rows and tokens over devices. The matrices have `layout.rows` rows, of which the last may be padding."""
+        return Layout(self.mesh, self.vocab_size)
+
+    @property
     def logit_cap(self) -> float | None:
         """c, where logits are c tanh(z / c) of the products z."""
         return None
@@ -113,13 +122,14 @@ class VocabularyModel(nn.Module):
         """What looked-up vectors are multiplied by."""
         return self.features**0.5 if self.scale_input else 1.0
 
-    def matrix(self, name: str, rows: int, width: int) -> Float[Array, "R D"]:
-        """A learned matrix that starts as the vocabulary matrices do."""
-        return self.param(name, nn.initializers.normal(stddev=self.init_std), (rows, width))
+    def matrix(self, name: str) -> Float[Array, "V R"]:
+        """A vocabulary matrix. The values at the start are the same on any mesh."""
+        start = nn.initializers.normal(stddev=self.init_std)
+        return self.param(name, lambda key: self.layout.padded(start(key, (self.vocab_size, self.row_width))))
 
     def declare(self) -> Params:
         """What is learned, `embedding` first, so that every scheme starts from the same one."""
-        return {"embedding": self.matrix("embedding", self.vocab_size, self.row_width)}
+        return {"embedding": self.matrix("embedding")}
 
     def look_up(self, rows: Float[Array, "*N R"], p: Params) -> Float[Array, "*N D"]:
         """Looked-up vectors from rows of `embedding`."""
@@ -230,7 +240,13 @@ class UntiedEmbedding(VocabularyModel):
         p = super().declare()
         if self.same_start:
             return p | {"output": self.param("output", lambda key: p["embedding"] + 0.0)}
-        return p | {"output": self.matrix("output", self.vocab_size, self.row_width)}
+        return p | {"output": self.matrix("output")}
+
+
+def _shapes(model: VocabularyModel) -> PyTree:
+    """The parameters without values and without padding."""
+    ids = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    return jax.eval_shape(model.clone(mesh=None).init, jax.random.key(0), ids)["params"]
 
 
 def count_parameters(model: VocabularyModel) -> dict[str, int]:
@@ -240,8 +256,7 @@ def count_parameters(model: VocabularyModel) -> dict[str, int]:
     >>> count_parameters(TiedEmbedding(vocab_size=50_000, features=4096))["saved"]
     204800000
     """
-    ids = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    params: PyTree = jax.eval_shape(model.init, jax.random.key(0), ids)["params"]
+    params = _shapes(model)
     total = sum(leaf.size for leaf in jax.tree.leaves(params))
     body = sum(leaf.size for leaf in jax.tree.leaves(params.get("body", {})))
     saved = 2 * model.vocab_size * model.features - (total - body)
@@ -250,8 +265,7 @@ def count_parameters(model: VocabularyModel) -> dict[str, int]:
 
 def account_of(model: VocabularyModel, optimizer: optax.GradientTransformation) -> dict[str, int]:
     """Numbers of parameters, and the bytes of the parameters and of the optimizer's state. Nothing is allocated."""
-    ids = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    params: PyTree = jax.eval_shape(model.init, jax.random.key(0), ids)["params"]
+    params = _shapes(model)
 
     def size(tree: PyTree) -> int:
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -56,6 +56,7 @@ def likelihood(
     compute_dtype: DTypeLike = jnp.float32,
     law: Law | None = None,
     contexts_N: Int[Array, "N"] | None = None,
+    block_tokens: int = 0,
     layout: Layout = ONE_DEVICE,
 ) -> tuple[Float[Array, "N"], Float[Array, "N"] | None]:
     """The negative log-likelihood of each token, and the divergence of the model from the true law in its context.
@@ -65,11 +66,11 @@ def likelihood(
 
     Args:
         law, contexts_N: the law and what it is given for each token; without them there is no divergence.
-        layout: of the rows and tokens.
+        block_tokens, layout: as in `vocabulary_loss`.
     """
     if law is None or contexts_N is None:
         law = contexts_N = None
-    compute = functools.partial(_likelihood, soft_cap, compute_dtype, layout)
+    compute = functools.partial(_likelihood, soft_cap, compute_dtype, block_tokens, layout)
     tokens, rows = PartitionSpec(DATA), PartitionSpec(VOCAB)
     share_out = layout.share_out(compute, (tokens, rows, tokens, PartitionSpec(), tokens), tokens)
     return share_out(h_NxD, scoring_VxD, targets_N, law, contexts_N)
@@ -78,6 +79,7 @@ def likelihood(
 def _likelihood(
     soft_cap: float | None,
     compute_dtype: DTypeLike,
+    block_tokens: int,
     layout: Layout,
     h_NxD: Array,
     scoring_VxD: Array,
@@ -88,7 +90,7 @@ def _likelihood(
     """The same for the tokens that one device has."""
     tokens, width = h_NxD.shape
     rounded_VxD = scoring_VxD.astype(compute_dtype)
-    blocks = block_count(tokens, scoring_VxD.shape[0], width)
+    blocks = block_count(tokens, scoring_VxD.shape[0], width, block_tokens)
     in_blocks = law is not None and soft_cap is not None
     first = layout.first_row(scoring_VxD.shape[0])
 

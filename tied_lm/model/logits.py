@@ -3,6 +3,7 @@
 The letters in names and shapes: N tokens, V rows of the vocabulary, D width, B blocks, C tokens in a block.
 """
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
@@ -11,14 +12,15 @@ from jaxtyping import Array
 from tied_lm.mesh import Layout
 
 
-def block_count(tokens: int, vocabulary_size: int, width: int) -> int:
-    """The number of blocks that the tokens are taken in; 1 is the dense form.
+def block_count(tokens: int, vocabulary_size: int, width: int, block_tokens: int = 0) -> int:
+    """The number of blocks that the tokens are taken in, of so many tokens, or by the rule; 1 is the dense form.
 
     Every block adds to a D x V table, so it needs about as many tokens as D to be worth that. Beyond this, logits of
     a few million entries keep a device busy and its memory small.
     """
-    block_tokens = max(width, 128, 2**21 // vocabulary_size)
-    return max(1, tokens // block_tokens)
+    if block_tokens:
+        return -(-tokens // block_tokens)
+    return max(1, tokens // max(width, 128, 2**21 // vocabulary_size))
 
 
 def to_blocks(x_Nx: Array, blocks: int) -> Array:
@@ -39,9 +41,11 @@ def from_blocks(x_BxCx: Array, tokens: int) -> Array:
 
 
 def matmul(a: Array, b: Array, contracted: tuple[int, int] = (1, 0)) -> Array:
-    """The product over the given axes, summed in float32. GPUs and TPUs round float32 operands unless told not to."""
+    """The product over the given axes, summed in float32. GPUs and TPUs round float32 operands unless told not to;
+    `jax.default_matmul_precision` may allow it."""
     axes = ((contracted[:1], contracted[1:]), ((), ()))
-    precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    said = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    precision = lax.Precision.HIGHEST if said is None and a.dtype == jnp.float32 else None
     return lax.dot_general(a, b, axes, precision, preferred_element_type=jnp.float32)
 
 

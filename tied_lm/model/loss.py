@@ -48,6 +48,7 @@ def vocabulary_loss(
     z_loss: float = 0.0,
     compute_dtype: DTypeLike = jnp.float32,
     marks_N: Float[Array, "N"] | None = None,
+    block_tokens: int = 0,
     layout: Layout = ONE_DEVICE,
 ) -> VocabularyLoss:
     """The loss of each token, and the gradients of loss = sum_t w_t token_loss_t, in one pass.
@@ -72,6 +73,7 @@ def vocabulary_loss(
         compute_dtype: what operands of the N x V products are rounded to; sums are float32 whatever it is.
         marks_N: 1 or 0; if given, `expected` is also summed over marked tokens and over the others, which costs one
             product more.
+        block_tokens: how many a block has, on each device; 0: by V and D.
         layout: of rows and tokens over devices. There the rows may be followed by padding, which has no score.
 
     Returns float32. Largest errors against float64: of the tables above, pull and push, relative to the largest entry
@@ -97,7 +99,7 @@ def vocabulary_loss(
     ids_N = jnp.where(weights_N == 0, targets_N.clip(0, rows - 1), targets_N)
     of_tokens, of_rows, of_parts = PartitionSpec(DATA), PartitionSpec(VOCAB), PartitionSpec(None, VOCAB)
     compute = layout.share_out(
-        partial(_loss_of_share, soft_cap, z_loss, compute_dtype, layout),
+        partial(_loss_of_share, soft_cap, z_loss, compute_dtype, block_tokens, layout),
         (of_tokens, of_rows, of_tokens, of_tokens, of_tokens),
         VocabularyLoss._make((of_tokens, of_tokens, of_rows, of_rows, of_tokens, of_tokens, of_tokens, of_parts)),
     )
@@ -108,6 +110,7 @@ def _loss_of_share(
     soft_cap: float | None,
     z_loss: float,
     compute_dtype: DTypeLike,
+    block_tokens: int,
     layout: Layout,
     h_NxD: Array,
     scoring_VxD: Array,
@@ -118,9 +121,9 @@ def _loss_of_share(
     """The same for the tokens and rows that one device has. In the loop the devices tell each other C numbers at a
     time; what is N x D or V x D is summed once, after it."""
     (tokens, width), vocabulary_size = h_NxD.shape, scoring_VxD.shape[0]
-    if is_narrow(vocabulary_size, width, compute_dtype):
+    if not block_tokens and is_narrow(vocabulary_size, width, compute_dtype):
         return _narrow_loss(h_NxD, scoring_VxD.astype(jnp.float32), ids_N, weights_N, soft_cap, z_loss, layout, marks_N)
-    blocks = block_count(tokens, vocabulary_size, width)
+    blocks = block_count(tokens, vocabulary_size, width, block_tokens)
     rounded_VxD = scoring_VxD.astype(compute_dtype)
 
     def add_block(table: Array, block: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array]]:

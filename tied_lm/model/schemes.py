@@ -147,9 +147,11 @@ class Centred(TiedEmbedding):
 
     def share(self, tree: PyTree, step: Step) -> PyTree:
         changes, params, opt_state = tree
-        mean_D = params["embedding"].mean(axis=0)
+        mean_D = self.layout.mean_of_rows(params["embedding"])
         # Off the change, too, which then is what the matrix really does.
-        changes, params = (part | {"embedding": part["embedding"] - mean_D} for part in (changes, params))
+        changes, params = (
+            part | {"embedding": self.layout.only_real(part["embedding"] - mean_D)} for part in (changes, params)
+        )
         return changes, params, opt_state
 
 
@@ -209,7 +211,7 @@ class GatedRareRows(TiedEmbedding):
 
     def is_rare(self) -> Float[Array, "V"]:
         """1 for rare rows, else 0."""
-        return jnp.asarray([float(band >= self.rare_band) for band in self.bands])
+        return self.layout.padded(jnp.asarray([float(band >= self.rare_band) for band in self.bands]))
 
     def marks(self, targets_N: Int[Array, "N"]) -> Float[Array, "N"]:
         return self.is_rare()[targets_N]
@@ -243,7 +245,7 @@ class LowRank(TiedEmbedding):
 
     def declare(self) -> Params:
         p = super().declare()
-        p["low_rank_rows"] = self.param("low_rank_rows", nn.initializers.zeros, (self.vocab_size, self.rank))
+        p["low_rank_rows"] = self.param("low_rank_rows", nn.initializers.zeros, (self.layout.rows, self.rank))
         scale = nn.initializers.normal(stddev=self.rank**-0.5)
         return p | {"low_rank_columns": self.param("low_rank_columns", scale, (self.rank, self.features))}
 

@@ -119,6 +119,8 @@ def backward(
         z_loss=z_loss,
         compute_dtype=dtype,
         marks_N=marks_N,
+        block_tokens=model.block_tokens,
+        layout=model.layout,
     )
     by_lookup, rows_gradient, by_scoring = pullback((loss.h_gradient.reshape(h.shape), loss.scoring))
     asked = ScoringGradient(

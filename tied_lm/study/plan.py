@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from jax.sharding import Mesh
+
 from tied_lm import bands
 from tied_lm.config import VERSION, Comparison, Config, Data, build_comparison, completed, defaults, resolved, to_dict
 from tied_lm.data.documents import Account
@@ -11,7 +13,7 @@ from tied_lm.data.sources import Stream, with_vocabulary
 from tied_lm.record.recorder import writers_of
 from tied_lm.study.matching import Matching, match
 from tied_lm.train import resources
-from tied_lm.train.build import build_model, build_stream
+from tied_lm.train.build import build_mesh, build_model, build_stream
 from tied_lm.train.step import Trainer
 
 
@@ -24,9 +26,10 @@ class Arm:
     trainer: Trainer
 
     @classmethod
-    def of(cls, config: Config, stream: Stream) -> "Arm":
+    def of(cls, config: Config, stream: Stream, mesh: Mesh | None = None) -> "Arm":
+        """An arm on some devices; by default on one, which is enough to read what others trained."""
         writers_of(config.log.writers)
-        return cls(config, stream, Trainer(config, bands.bands_of(stream.frequencies)))
+        return cls(config, stream, Trainer(config, bands.bands_of(stream.frequencies), mesh))
 
     def disk_bytes(self) -> int:
         """What the folder of one run takes at most."""
@@ -50,7 +53,7 @@ def build_arms(comparison: Comparison, streams: dict[Data, Stream] | None = None
     if base.data not in streams:
         streams[base.data] = build_stream(base)
     stream = streams[base.data].with_seed(base.seed)
-    return {name: Arm.of(config, stream) for name, config in comparison.arms.items()}
+    return {name: Arm.of(config, stream, build_mesh(config)) for name, config in comparison.arms.items()}
 
 
 def comparison_values(values: Mapping[str, Any], comparison: Comparison) -> dict[str, Any]:

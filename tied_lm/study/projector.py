@@ -43,7 +43,7 @@ def write_projector(place: Path, name: str, arm: Arm, run: Run) -> None:
     config, folder = run.config, place / MEAN / name
     checkpoints = Checkpoints(run.folder / "checkpoints", config.checkpoint.keep, read_only=True)
     try:
-        fresh = arm.trainer.init(np.uint32(config.seed))
+        fresh = arm.trainer.to_host(arm.trainer.init(np.uint32(config.seed)))
         state = checkpoints.restore(fresh, config=read_json(run.folder / CONFIG, "restore it"))
     except Damaged:
         state = None

@@ -3,17 +3,19 @@
 from collections.abc import Sequence
 
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from tied_lm.checks import ConfigError, check_options, choose, own_options
 from tied_lm.config import Config
 from tied_lm.data.sources import STREAMS, Stream
+from tied_lm.mesh import DATA, make_mesh
 from tied_lm.model.bodies import BODIES, Body
 from tied_lm.model.embedding import VocabularyModel
 from tied_lm.model.schemes import RENAMED, SCHEMES
 
 
-def build_model(config: Config, frequency_bands: Sequence[int] = ()) -> VocabularyModel:
-    """The model that a config names; it may want to know the band of each row.
+def build_model(config: Config, frequency_bands: Sequence[int] = (), mesh: Mesh | None = None) -> VocabularyModel:
+    """The model that a config names; it may want to know the band of each row, and on which devices rows lie.
 
     Raises:
         ConfigError: an option of any scheme or body, used or not, is not what its class declares; or the scheme or the
@@ -26,11 +28,23 @@ def build_model(config: Config, frequency_bands: Sequence[int] = ()) -> Vocabula
     scheme = choose(SCHEMES, "model.tying", config.model.tying)
     m, own = config.model, own_options(scheme, VocabularyModel, config.scheme, "scheme")
     shared = (m.features, build_body(config), jnp.dtype(m.compute_dtype), m.init_std, m.scale_input)
-    model = scheme(config.data.vocab_size, *shared, tuple(frequency_bands), **own)
+    model = scheme(config.data.vocab_size, *shared, tuple(frequency_bands), m.block_tokens, mesh, **own)
     model.check()
     if model.untied_from is not None and model.untied_from >= config.train.steps:
         raise ConfigError("scheme.untie_step", model.untied_from, f"below train.steps = {config.train.steps}")
     return model
+
+
+def build_mesh(config: Config) -> Mesh | None:
+    """The devices of a run that a config asks for; None for one device.
+
+    Raises:
+        ConfigError: the machine has not so many, or they do not divide the batch.
+    """
+    mesh, batch_size = make_mesh(config.mesh.data, config.mesh.vocab), config.data.batch_size
+    if mesh is not None and batch_size % mesh.shape[DATA]:
+        raise ConfigError("mesh.data", mesh.shape[DATA], f"what divides data.batch_size = {batch_size}")
+    return mesh
 
 
 def build_body(config: Config) -> Body | None:

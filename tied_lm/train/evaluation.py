@@ -43,9 +43,10 @@ def _batches(trainer: Trainer, tokens: int) -> int:
 @functools.partial(jax.jit, static_argnames=("trainer", "tokens"))
 def evaluate(trainer: Trainer, params: PyTree, heldout: Heldout, tokens: int) -> Evaluation:
     """Held-out loss over the first `tokens` held-out tokens. A state that a body carries is a warm one at them."""
+    layout = trainer.model.layout
 
     def one(carry: PyTree, index: Int[Array, ""]) -> tuple[PyTree, Evaluation]:
-        batch = heldout_batch(heldout, index, tokens)
+        batch = layout.place_batch(heldout_batch(heldout, index, tokens))
         variables = {"params": params} | ({"carry": carry} if carry else {})
         (h, scoring_VxD), changed = trainer.model.apply(variables, batch.inputs, method="hidden", mutable=["carry"])
         targets_N, mask_N = batch.targets.reshape(-1), batch.mask.reshape(-1)
@@ -57,6 +58,8 @@ def evaluate(trainer: Trainer, params: PyTree, heldout: Heldout, tokens: int) ->
             compute_dtype=trainer.model.compute_dtype,
             law=heldout.law,
             contexts_N=batch.inputs.reshape(-1),
+            block_tokens=trainer.model.block_tokens,
+            layout=layout,
         )
         row_N = jnp.repeat(jnp.arange(batch.mask.shape[0]), batch.mask.shape[1])
         at = (row_N, trainer.bands[targets_N])
@@ -71,16 +74,18 @@ def evaluate(trainer: Trainer, params: PyTree, heldout: Heldout, tokens: int) ->
             None if sizes is None else zeros[:, 0].astype(jnp.int32).at[row_N].add(sizes * mask_N),
         )
 
-    sums = jax.lax.scan(one, _warm_carry(trainer, params, heldout), jnp.arange(_batches(trainer, tokens)))[1]
+    with trainer.precision:
+        sums = jax.lax.scan(one, _warm_carry(trainer, params, heldout), jnp.arange(_batches(trainer, tokens)))[1]
     return jax.tree.map(lambda of_batches: of_batches.reshape(-1, *of_batches.shape[2:]), sums)
 
 
 @functools.partial(jax.jit, static_argnames=("trainer", "tokens"))
 def probe(trainer: Trainer, params: PyTree, heldout: Heldout, tokens: int) -> Probe:
     """Row statistics of the gradient of what is trained, with its z-loss, over the first `tokens` held-out tokens."""
+    layout = trainer.model.layout
 
     def one(index: Int[Array, ""], carry: tuple[Any, ...]) -> tuple[Any, ...]:
-        batch = heldout_batch(heldout, index, tokens)
+        batch = layout.place_batch(heldout_batch(heldout, index, tokens))
         z_loss = trainer.config.loss.z
         b = backward(trainer.model, params, batch.inputs, batch.targets, mask=batch.mask, carry=carry[3], z_loss=z_loss)
         weight = batch.mask.sum() / tokens
@@ -88,10 +93,12 @@ def probe(trainer: Trainer, params: PyTree, heldout: Heldout, tokens: int) -> Pr
         in_count, out_count = counts(b)
         return sums, carry[1] + in_count, carry[2] + out_count, b.carry
 
-    zeros_VxD = jnp.zeros((trainer.model.vocab_size, trainer.model.row_width))
-    none_V = jnp.zeros(trainer.model.vocab_size, jnp.int32)
+    zeros_VxD = jnp.zeros((layout.rows, trainer.model.row_width))
+    none_V = jnp.zeros(layout.rows, jnp.int32)
     no_parts = dict.fromkeys(trainer.model.push_parts, zeros_VxD)
-    no_tables = Tables(zeros_VxD, zeros_VxD, zeros_VxD, zeros_VxD, no_parts)
-    start = (no_tables, none_V, none_V, _warm_carry(trainer, params, heldout))
-    sums, in_count, out_count, _ = jax.lax.fori_loop(0, _batches(trainer, tokens), one, start)
-    return Probe(stats_of_tables(sums, in_count, out_count), part_norms(sums.push_parts), out_count.sum())
+    no_tables = layout.place_rows(Tables(zeros_VxD, zeros_VxD, zeros_VxD, zeros_VxD, no_parts))
+    with trainer.precision:
+        start = (no_tables, none_V, none_V, _warm_carry(trainer, params, heldout))
+        sums, in_count, out_count, _ = jax.lax.fori_loop(0, _batches(trainer, tokens), one, start)
+    stats, parts = layout.cut((stats_of_tables(sums, in_count, out_count), part_norms(sums.push_parts)))
+    return Probe(stats, parts, out_count.sum())

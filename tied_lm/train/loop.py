@@ -151,7 +151,8 @@ class _Loop:
         self.heldout = stream.heldout_ahead(max(config.data.eval_tokens, config.log.probe_tokens))
         self.values = run_values(config, stream)
         fresh = trainer.init(np.uint32(config.seed))
-        self.state = checkpoints.restore(fresh, config=self.values) or fresh
+        saved = checkpoints.restore(trainer.to_host(fresh), config=self.values)
+        self.state = fresh if saved is None else trainer.from_host(saved)
         self.step = int(self.state.step)
         self.saved_step = self.step  # step 0 needs no saving: it depends on the seed alone
         rows = Rows(stream.token_strings, stream.frequencies, np.asarray(trainer.bands), config.log.tokens)
@@ -248,7 +249,7 @@ class _Loop:
             raise Diverged(f"the training state is no longer finite at step {self.step}")
         self.background.submit(self.recorder.flush)
         self.background.wait()
-        self.checkpoints.save(self.state, self.values, loss)
+        self.checkpoints.save(self.trainer.to_host(self.state), self.values, loss)
         self.saved_step = self.step
 
     def _start_dispatch(self, due: Due, times: dict[str, float] | None) -> Dispatch:

@@ -18,7 +18,7 @@ MUON_RMS = 0.2  # of the entries of an update by Muon: about that of Adam's
 
 
 def scale_by_coupled_adam(
-    b1: float, b2: float, coupled: tuple[str, ...], eps: float = 1e-8
+    b1: float, b2: float, coupled: tuple[str, ...], vocab_size: int = 0, eps: float = 1e-8
 ) -> optax.GradientTransformation:
     """Adam in which all rows of a matrix that scores have one second moment (Stollenwerk & Stollenwerk 2025,
     arXiv:2502.08441): the mean over the rows of theirs. Everything else has plain Adam.
@@ -28,6 +28,7 @@ def scale_by_coupled_adam(
     Args:
         coupled: names of the parameters that score, whose V rows come first. The paper couples the output matrix
             because all its rows receive a gradient at each step; a matrix that only looks up is not coupled.
+        vocab_size: V, where padding may follow the rows, whose gradient is 0; by default there is none.
     """
 
     def init(params: dict[str, PyTree]) -> optax.ScaleByAdamState:
@@ -38,7 +39,8 @@ def scale_by_coupled_adam(
         gradients: dict[str, PyTree], state: optax.ScaleByAdamState, params: PyTree | None = None
     ) -> tuple[PyTree, optax.ScaleByAdamState]:
         squares = jax.tree.map(jnp.square, gradients)
-        squares |= {name: jnp.mean(squares[name], axis=0) for name in squares if name in coupled}
+        of_rows = {name: squares[name] for name in squares if name in coupled}
+        squares |= {name: x.sum(axis=0) / (vocab_size or x.shape[0]) for name, x in of_rows.items()}
         count = optax.safe_increment(state.count)
         mu = optax.tree.update_moment(gradients, state.mu, b1, 1)
         nu = optax.tree.update_moment(squares, state.nu, b2, 1)
@@ -162,6 +164,7 @@ def build(
     vocabulary: tuple[str, ...],
     scoring: tuple[str, ...],
     values: Hyperparameters | None = None,
+    vocab_size: int = 0,
 ) -> optax.GradientTransformation:
     """Clipping, then the rule, then decoupled decay, then the rate, which also multiplies the decay.
 
@@ -170,6 +173,7 @@ def build(
             their own. A tied matrix is one parameter: it is stepped once and decayed once.
         scoring: of these, the ones that score.
         values: by default those of the optimizer, which else says only which of them are 0.
+        vocab_size: see `scale_by_coupled_adam`.
     """
     given = Hyperparameters.of(optimizer) if values is None else values
     # A constant 0 adds nothing at all. That of Muon's matrices is a constant, or the compiler rounds the sum otherwise.
@@ -201,7 +205,7 @@ def build(
         "sgd": optax.identity(),
         "momentum": optax.trace(decay=b1),
         "muon": optax.chain(optax.partition(muon, labels), *decay),
-        "coupled_adam": scale_by_coupled_adam(b1, b2, scoring),
+        "coupled_adam": scale_by_coupled_adam(b1, b2, scoring, vocab_size),
     }[optimizer.name]
     clip = optax.clip_by_global_norm(given.clip_norm) if optimizer.clip_norm else optax.identity()
     rate, same = schedule_of(optimizer, steps, given), optax.identity()

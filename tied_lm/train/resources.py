@@ -13,9 +13,11 @@ import jax
 from tied_lm.bands import NAMES
 from tied_lm.checks import ConfigError
 from tied_lm.config import Config, to_dict
+from tied_lm.mesh import DATA, VOCAB
 from tied_lm.record.histogram import BINS
 from tied_lm.record.history import STEPS_IN_CHUNK, TOKENS_IN_CHUNK
 from tied_lm.rows import PARTS, RowStats, shown_by_group
+from tied_lm.train.build import build_mesh
 from tied_lm.train.calendar import Schedule
 
 if TYPE_CHECKING:
@@ -73,6 +75,11 @@ def check_memory(config: Config) -> None:
         ConfigError: it names the field that needs most of the memory.
     """
     needed, present = memory_bytes(config), memory_of_machine()
+    mesh = build_mesh(config)
+    if mesh is not None and _own_memory():
+        batch = "data.batch_size" if "data.batch_size" in needed else "data.length"
+        needed["data.vocab_size"] //= mesh.shape[VOCAB]
+        needed[batch] //= mesh.shape[DATA]
     total = sum(needed.values())
     if total > present:
         field = max(needed, key=lambda name: needed[name])
@@ -102,10 +109,14 @@ def check_sampling(config: Config, count: int, width: int) -> None:
         )
 
 
+def _own_memory() -> int:
+    """Bytes of memory of a device; 0 if it uses that of the machine, or does not say."""
+    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0)
+
+
 def memory_of_machine() -> int:
     """Bytes of memory of the device that trains, as far as it says; else of the machine or its container."""
-    stats = jax.local_devices()[0].memory_stats() or {}
-    limits = [stats.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    limits = [_own_memory() or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     with contextlib.suppress(OSError, ValueError):  # there is none, or it says "max"
         limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
     return min(limits)

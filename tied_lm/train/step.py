@@ -1,5 +1,6 @@
 """The state of a run, and the program that updates it on the device."""
 
+import contextlib
 import dataclasses
 import functools
 from typing import NamedTuple
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Integer, PyTree, UInt32
 
 from tied_lm.config import Config
@@ -63,6 +65,7 @@ def _programs_of(config: Config) -> Config:
         train=dataclasses.replace(plain.train, steps=config.train.steps),
         log=plain.log,
         checkpoint=plain.checkpoint,
+        mesh=plain.mesh,
     )
 
 
@@ -70,12 +73,16 @@ class Trainer:
     """The compiled programs of one arm. They serve every seed, so each is compiled once; and every arm that differs in
     nothing but hyperparameters, to which this trainer is equal."""
 
-    def __init__(self, config: Config, frequency_bands: Int[np.ndarray, "V"]):
+    def __init__(self, config: Config, frequency_bands: Int[np.ndarray, "V"], mesh: Mesh | None = None):
+        """
+        Args:
+            mesh: the devices that train; the config's group of this name is not asked. By default one.
+        """
         self.config = config
-        self.model = build_model(config, frequency_bands.tolist())
+        self.model = build_model(config, frequency_bands.tolist(), mesh)
         self.values = optimizer.Hyperparameters.of(config.optimizer).as_arguments()
         self.optimizer = self._optimizer()
-        self.programs = (_programs_of(config), frequency_bands.tobytes())
+        self.programs = (_programs_of(config), frequency_bands.tobytes(), mesh)
         self.bands = jnp.asarray(frequency_bands)
         self.band_count = int(frequency_bands.max()) + 1
         # Records held on the device in one dispatch: few for large vocabularies, to bound their memory.
@@ -88,8 +95,8 @@ class Trainer:
         return hash(self.programs)
 
     def _optimizer(self, values: optimizer.Hyperparameters | None = None) -> optax.GradientTransformation:
-        names = self.model.vocabulary, self.model.scoring_vocabulary
-        return optimizer.build(self.config.optimizer, self.config.train.steps, *names, values)
+        config, names = self.config, (self.model.vocabulary, self.model.scoring_vocabulary)
+        return optimizer.build(config.optimizer, config.train.steps, *names, values, config.data.vocab_size)
 
     @property
     def has_sum_rule(self) -> bool:
@@ -101,19 +108,45 @@ class Trainer:
         """Whether the body carries a state from batch to batch."""
         return bool(jax.eval_shape(self.init, 0).carry)
 
+    @property
+    def precision(self) -> contextlib.AbstractContextManager[None]:
+        """In which all products are as precise as the config says."""
+        if self.config.model.matmul_precision == "fast":
+            return jax.default_matmul_precision("default")
+        # A CPU's are exact, and to ask for that would have the compiler round the sums around them otherwise.
+        is_exact = jax.default_backend() == "cpu"
+        return contextlib.nullcontext() if is_exact else jax.default_matmul_precision("highest")
+
+    def specs(self, state: TrainState) -> TrainState:
+        """How the arrays of a state are shared out over the devices."""
+        return self.model.layout.specs(state, self.model.vocabulary)
+
+    def to_host(self, state: TrainState) -> TrainState:
+        """A state as it is saved: V rows, whatever the devices."""
+        return self.model.layout.to_host(state, self.specs(state))
+
+    def from_host(self, state: TrainState) -> TrainState:
+        """A state as it was saved, on the devices."""
+        return self.model.layout.from_host(state, self.specs(state))
+
+    def _place(self, state: TrainState) -> TrainState:
+        return self.model.layout.place(state, self.specs(state))
+
     @functools.partial(jax.jit, static_argnames="self")
     def init(self, seed: int | Integer[Array, ""]) -> TrainState:
         """The state after 0 updates. Its values depend on the seed and the model alone."""
         ids = jnp.zeros((self.config.data.batch_size, 1), jnp.int32)
         variables = self.model.init(named_key(seed, "init"), ids)
         params, step = variables["params"], jnp.zeros((), jnp.int32)
-        return TrainState(
-            step,
-            params,
-            self.optimizer.init(params),
-            Window.empty(),
-            jnp.asarray(seed, jnp.uint32),
-            variables.get("carry", {}),
+        return self._place(
+            TrainState(
+                step,
+                params,
+                self.optimizer.init(params),
+                Window.empty(),
+                jnp.asarray(seed, jnp.uint32),
+                variables.get("carry", {}),
+            )
         )
 
     def advance(
@@ -172,7 +205,8 @@ class Trainer:
             found = jax.lax.cond(wanted, lambda: self._observe(state, b, changes), lambda: nothing)
             return new, records.write(jnp.where(wanted, used, self.slots), found), used + wanted
 
-        state, records, _ = jax.lax.fori_loop(0, updates, one, (state, records, jnp.zeros((), jnp.int32)))
+        with self.precision:
+            state, records, _ = jax.lax.fori_loop(0, updates, one, (state, records, jnp.zeros((), jnp.int32)))
         return state, records
 
     def _update(
@@ -183,6 +217,7 @@ class Trainer:
         batch: Batch,
     ) -> tuple[TrainState, Backward, Params]:
         """The state after one update, and how it came about: the backward pass, and the changes of the parameters."""
+        batch = self.model.layout.place_batch(batch)
         # A sequence that does not go on from that of the last batch has nothing before it.
         body_carry = jax.tree.map(
             lambda leaf: jnp.where(batch.fresh.reshape(-1, *(1,) * (leaf.ndim - 1)), 0, leaf), state.carry
@@ -206,17 +241,19 @@ class Trainer:
         changes, params, opt_state = self.model.share((changes, params, opt_state), state.step)
         sums = state.window
         window = Window(sums.loss + b.loss, sums.clipped + self._is_clipped(b, values.clip_norm), sums.updates + 1)
-        return TrainState(state.step + 1, params, opt_state, window, state.seed, b.carry), b, changes
+        new = TrainState(state.step + 1, params, opt_state, window, state.seed, b.carry)
+        return self._place(new), b, changes
 
     def _observe(self, state: TrainState, b: Backward, changes: Params) -> Records:
         """The record of an update, from the state before it."""
-        stats, vocabulary = stats_of(b), self.model.vocabulary
+        cut, vocabulary = self.model.layout.cut, self.model.vocabulary
+        stats = cut(stats_of(b))
         return pack(
             Record(
                 stats,
-                part_norms(b.scoring.push_parts),
-                {name: row_norm(changes[name]) for name in vocabulary},
-                {name: row_norm(state.params[name]) for name in vocabulary},
+                cut(part_norms(b.scoring.push_parts)),
+                {name: cut(row_norm(changes[name])) for name in vocabulary},
+                {name: cut(row_norm(state.params[name])) for name in vocabulary},
                 {
                     name: jnp.stack([jnp.linalg.norm(use[name].ravel()) for use in b.others])
                     for name in self.model.others

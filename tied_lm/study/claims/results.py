@@ -105,7 +105,7 @@ class Results:
         if key not in self._params:
             found = self._of(setting, arm)
             trainer = found.plan.arms[arm].trainer
-            state = trainer.init(np.uint32(seed))
+            state = trainer.to_host(trainer.init(np.uint32(seed)))
             if step != 0:
                 config = dataclasses.replace(found.plan.arms[arm].config, seed=seed)
                 place = run_folder(found.place, arm, config) / "checkpoints"
