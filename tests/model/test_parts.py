@@ -122,6 +122,32 @@ def check_devices():
         table = jax.device_put(params["table"], jax.NamedSharding(mesh, P("rows")))
         found = split_embed_gradients(lambda p: by_use(p["table"], p["table"]), {"table": table}, table="table")
         assert_close((found.lookup, found.scoring), expected, atol=1e-10)
+    check_explicit_shardings()
+
+
+def check_explicit_shardings():
+    """Where shardings are types, as `jax.make_mesh` makes them, the split is that of one device."""
+    ids, targets = jnp.asarray(X), jnp.maximum(Y, 0)
+
+    def split_with(params, ids, targets, place):
+        def loss_fn(params):
+            h = jnp.tanh(params["table"].at[ids].get(out_sharding=place) @ params["dense"])
+            logits = jnp.einsum("bld,vd->blv", h, params["table"], out_sharding=place)
+            return -jnp.sum(jax.nn.log_softmax(logits) * (jnp.arange(V) == targets[..., None])) / targets.size
+
+        def step(params):
+            return embed_loss_and_gradients(loss_fn, params, table="table", ids=ids, targets=targets)
+
+        return jax.device_get((*jit(step)(params), loss_fn(params)))
+
+    *expected, _ = split_with(PARAMS, ids, targets, None)
+    explicit = jax.sharding.AxisType.Explicit
+    with jax.set_mesh(jax.make_mesh((8,), ("data",), axis_types=(explicit,))):
+        *found, plain = split_with(
+            jax.device_put(PARAMS, P()), *jax.device_put((ids, targets), P("data")), P("data", None, None)
+        )
+    assert_close(tuple(found), tuple(expected))
+    np.testing.assert_allclose(found[0], plain, rtol=1e-6)
 
 
 @pytest.mark.slow

@@ -49,7 +49,9 @@ class Replay:
 
         for i, eqn in enumerate(jaxpr.eqns):
             key = (*path, i)
-            env |= zip(eqn.outvars, self._equation(eqn, [read(v) for v in eqn.invars], key), strict=True)
+            with eqn.ctx.manager:  # an equation may be of another mesh than what is around it
+                outs = self._equation(eqn, [read(v) for v in eqn.invars], key)
+            env |= zip(eqn.outvars, outs, strict=True)
         return [read(v) for v in jaxpr.outvars]
 
     def _equation(self, eqn: Eqn, values: list[Any], key: Key) -> Sequence[Any]:

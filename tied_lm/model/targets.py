@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Int
 
 from tied_lm.model.program import CALLS, REMAT, Use, Uses, inner_program
@@ -77,8 +78,22 @@ def with_targets(targets: Int[Array, "*N"], at: int) -> Callable[..., Array]:
 def _backward(
     plain: Callable[[Array, Array], Array], eqn: Eqn, at: int, saved: Any, g: Array
 ) -> tuple[Array, Array, Array, None]:
-    """Cotangents of push, pull and the hidden states."""
+    """Cotangents of push, pull and the hidden states, sharded as these are."""
     table, h, targets = saved
+    shardings = tuple(jax.typeof(x).sharding.spec for x in (table, table, h))
+    return *_anywhere(partial(_cotangents, plain, eqn, at), shardings)(table, h, targets, g), None
+
+
+def _anywhere(function: Callable[..., Any], shardings: Any) -> Callable[..., Any]:
+    """A function of arrays that are sharded in any way; the results are as they are given where shardings are types."""
+    if jax.sharding.AxisType.Explicit not in jax.sharding.get_abstract_mesh().axis_types:
+        return function
+    return jax.sharding.auto_axes(function, out_sharding=shardings)
+
+
+def _cotangents(
+    plain: Callable[[Array, Array], Array], eqn: Eqn, at: int, table: Array, h: Array, targets: Array, g: Array
+) -> tuple[Array, Array, Array]:
     contract, _ = eqn.params["dimension_numbers"]
     rows = 1 - contract[at][0]
     vocabulary, tokens = 0 if at == 0 else g.ndim - 1, targets.size
@@ -98,10 +113,14 @@ def _backward(
     at_targets_NxD = (at_targets_N[:, None].astype(wide) * rows_NxD.astype(wide)).astype(h.dtype)
     of_targets = at_targets_NxD.reshape(jnp.moveaxis(h, contract[1 - at][0], -1).shape)
     h_cotangent = of_others + jnp.moveaxis(of_targets, -1, contract[1 - at][0])
-    return push, (pull_VxD if rows == 0 else pull_VxD.T).astype(table.dtype), h_cotangent, None
+    return push, (pull_VxD if rows == 0 else pull_VxD.T).astype(table.dtype), h_cotangent
 
 
 def count_ids(ids: Int[Array, "*N"], vocab_size: int) -> Int[Array, "V"]:
     """How often each id is there; others than those of the vocabulary are not counted."""
-    ids_N = jnp.where(ids < 0, vocab_size, ids).reshape(-1)
-    return jnp.zeros(vocab_size, jnp.int32).at[ids_N].add(1, mode="drop")
+
+    def count(ids: Int[Array, "*N"]) -> Int[Array, "V"]:
+        ids_N = jnp.where(ids < 0, vocab_size, ids).reshape(-1)
+        return jnp.zeros(vocab_size, jnp.int32).at[ids_N].add(1, mode="drop")
+
+    return _anywhere(count, PartitionSpec(None))(ids)
