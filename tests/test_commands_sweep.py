@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -200,6 +201,49 @@ def test_workers_have_cores_of_their_own(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {1, 3, 5, 7, 9})
     assert [cores_of(worker, 2) for worker in range(2)] == [[1, 3], [5, 7, 9]]
     assert [cores_of(worker, 7) for worker in range(7)] == [[1], [3], [5], [7], [9], [1], [3]]
+
+
+# Does at once what it is given, and leaves what it was asked for and how it ended.
+SBATCH = """#!/bin/sh
+cat > job.sh
+echo "$@" >> asked
+for argument in "$@"; do
+    case "$argument" in --array=*) points=$(echo "${argument#--array=}" | tr , ' ');; esac
+done
+for point in ${points:-table}; do
+    SLURM_ARRAY_TASK_ID=$point sh job.sh >> out 2>> err || echo "$point: $?" >> failed
+done
+echo '17;cluster'
+"""
+
+
+@pytest.mark.slow
+def test_a_script_for_slurm_does_each_point_and_then_the_table(tmp_path, here):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "sbatch").write_text(SBATCH)
+    (tmp_path / "bin" / "sbatch").chmod(0o700)
+    place = tmp_path / "it's a sweep"
+    arguments = [f"--workdir={place}", *SHORT, "--grid", "seed=3,4"]
+    script, _ = here(*arguments, "--sbatch")
+    assert not place.exists()
+    with pytest.raises(Interrupted):
+        here(*arguments, stop=True)
+    environment = os.environ | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    command = ["sh", "-c", script, "sh", "--time=60", "--gpus=1"]
+    with locked(place / "001-seed=4"):  # where this point fails, as on a node that breaks
+        subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=300)
+    asked = (tmp_path / "asked").read_text().splitlines()
+    options = "--time=60 --gpus=1"
+    assert asked == [f"--parsable --array=0,1 {options}", f"--dependency=afterany:17 {options}"]
+    assert (tmp_path / "failed").read_text() == "1: 1\ntable: 1\n"  # the table tries it once more
+
+    script, _ = here(*arguments, "--sbatch")
+    assert "--array=1 " in script
+    subprocess.run(["sh", "-c", script], cwd=tmp_path, env=environment, check=True, timeout=300)
+    expected, _ = here(*arguments)
+    assert expected in (tmp_path / "out").read_text()
+    again, _ = here(*arguments, "--sbatch")
+    assert "--array" not in again
 
 
 def test_points_share_their_programs_where_they_can_and_else_leave_none(tmp_path, here, monkeypatch):

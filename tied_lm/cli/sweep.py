@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 from tied_lm.checks import ConfigError
 from tied_lm.cli import terminal
 from tied_lm.cli.command import parse, set_up_jax, tell, tensorboard_command
+from tied_lm.cli.scheduler import sbatch_script
 from tied_lm.tokenstring import printable
 
 if TYPE_CHECKING:
     from tied_lm.cli.progress import Progress
-    from tied_lm.study.sweep import Point
+    from tied_lm.study.sweep import Point, Sweep
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +25,8 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--grid", action="append", default=[], metavar="FIELD=V1,V2,...", help=grid)
     parser.add_argument("--index", type=int, metavar="I", help="do one point only, counted from 0")
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="points at a time; default: %(default)s")
+    sbatch = "print a script that hands the points to SLURM, and write nothing"
+    parser.add_argument("--sbatch", action="store_true", help=sbatch)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
 
 
@@ -33,7 +36,6 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     if workers < 1:
         raise ConfigError("workers", workers, "at least 1")
 
-    from tied_lm import folder
     from tied_lm.config import digest
     from tied_lm.data.documents import told
     from tied_lm.study import sweep
@@ -59,6 +61,10 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     if command.flags.dry_run:
         _tell_needs(todo, place, size)
         return
+    if command.flags.sbatch:
+        call = [sys.executable, "-m", "tied_lm.cli", "sweep", *(a for a in arguments if a != "--sbatch")]
+        print(sbatch_script(call, sorted(point.index for point in todo)))
+        return
     the_sweep.open()
     for line in dict.fromkeys(told(point.plan.about) for point in points if point.plan.about):
         tell(line)
@@ -73,13 +79,20 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     if not the_sweep.is_complete():
         print(f"{sum(p.is_complete() for p in points)} of {len(points)} points are complete", file=sys.stderr)
         return
+    _show(the_sweep, bool(todo))
+
+
+def _show(the_sweep: "Sweep", is_new: bool) -> None:
+    """The table and the page of a complete sweep, and what TensorBoard shows of it, where something of it is new."""
+    from tied_lm import folder
     from tied_lm.study.sweepboard import write_sweep_board
     from tied_lm.study.sweepreport import PAGE, told_sweep, write_sweep_page
     from tied_lm.study.sweepresults import RESULTS, Results, write_results
 
+    place = the_sweep.place
     with folder.locked(place, wait=True):
         results = Results.of(the_sweep)
-        if todo or not (place / RESULTS).exists():
+        if is_new or not (place / RESULTS).exists():
             write_sweep_board(the_sweep)
         write_results(place, results)
         write_sweep_page(place, results)
