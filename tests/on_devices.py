@@ -290,3 +290,12 @@ def test_a_mesh_that_there_is_not(field, said, make_config):
     config = make_config(field)
     with pytest.raises(ConfigError, match=f"mesh.data = .*{said}"):
         build_mesh(config)
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_an_update_is_made_for_other_devices(platform):
+    config = tiny.make_config("data.vocab_size=21", "data.batch_size=8", "mesh.data=2", "mesh.vocab=4")
+    trainer, stream = trainer_on(config), build_stream(config)
+    inputs = jax.eval_shape(trainer.init, 0), stream, np.int32(1), tiny.slots(trainer, []), True
+    text = Trainer._advance.trace(trainer, trainer.values, *inputs).lower(lowering_platforms=(platform,)).as_text()
+    assert "all_reduce" in text

@@ -49,6 +49,11 @@ def matmul(a: Array, b: Array, contracted: tuple[int, int] = (1, 0)) -> Array:
     return lax.dot_general(a, b, axes, precision, preferred_element_type=jnp.float32)
 
 
+def as_it_is_on_cpu(x: Array) -> Array:
+    """The array, which XLA:CPU has to make as it stands; for other devices the compiler is left free."""
+    return lax.platform_dependent(x, cpu=lax.optimization_barrier, default=lambda x: x)
+
+
 def block_logits(h_CxD: Array, rounded_VxD: Array, soft_cap: float | None) -> Array:
     """What is scored, from h and rows in the dtype of the product."""
     logits_CxV = matmul(h_CxD.astype(rounded_VxD.dtype), rounded_VxD, (1, 1))

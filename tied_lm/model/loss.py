@@ -17,7 +17,16 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from tied_lm.mesh import DATA, ONE_DEVICE, VOCAB, Layout
-from tied_lm.model.logits import at_targets, block_count, block_logits, exponentials, from_blocks, matmul, to_blocks
+from tied_lm.model.logits import (
+    as_it_is_on_cpu,
+    at_targets,
+    block_count,
+    block_logits,
+    exponentials,
+    from_blocks,
+    matmul,
+    to_blocks,
+)
 
 
 class VocabularyLoss(NamedTuple):
@@ -140,15 +149,15 @@ def _loss_of_share(
         return table, (h_gradient_CxD, log_sum_C)
 
     # A product that contracts the first axis of both operands is slow on XLA:CPU, so the table is summed in transposed
-    # form, unless D is so large that the transpositions cost more. The barriers keep XLA from undoing this.
+    # form, unless D is so large that the transpositions cost more.
     h_BxCxD = to_blocks(h_NxD, blocks)
     transposed = width <= min(vocabulary_size, h_BxCxD.shape[1])
     summed_BxCxE = h_BxCxD if marks_N is None else to_blocks(_apart(h_NxD, marks_N), blocks)
-    summed = lax.optimization_barrier(summed_BxCxE.swapaxes(1, 2)) if transposed else summed_BxCxE
+    summed = as_it_is_on_cpu(summed_BxCxE.swapaxes(1, 2)) if transposed else summed_BxCxE
     shape = (summed_BxCxE.shape[2], vocabulary_size)
     table = jnp.zeros(shape if transposed else shape[::-1], jnp.float32)
     table, outputs = lax.scan(add_block, table, (h_BxCxD, summed, to_blocks(weights_N, blocks)))
-    table_VxE = lax.optimization_barrier(table).T if transposed else table
+    table_VxE = as_it_is_on_cpu(table).T if transposed else table
     parts = None if marks_N is None else jnp.stack(jnp.split(table_VxE, 2, axis=1))
     expected_VxD = table_VxE if parts is None else parts.sum(axis=0)
     h_gradient_NxD, log_sum_N = (from_blocks(x, tokens) for x in outputs)
