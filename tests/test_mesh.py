@@ -17,6 +17,7 @@ def on_eight_devices(marks):
     assert done.returncode == 0, done.stdout[-5000:]
 
 
+@pytest.mark.slow
 def test_eight_devices():
     on_eight_devices("not slow")
 

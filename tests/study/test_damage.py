@@ -129,6 +129,7 @@ def assert_noticed_or_harmless(whole, tmp_path, capsys, kinds, damage):
     assert silent == []
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_where_it_matters_most(whole, tmp_path, capsys):
     assert_noticed_or_harmless(whole, tmp_path, capsys, FEW, "flipped")
 

@@ -83,6 +83,7 @@ def test_an_interrupted_one_is_continued_and_takes_more_seeds(wild, tmp_path):
     assert list(summary.diverged) == ["wild"]
 
 
+@pytest.mark.slow
 def test_without_the_baseline_the_losses_stand_for_themselves(wild, tmp_path):
     wild["compare"]["baseline"] = "wild"
     _, summary = complete(tmp_path, wild)

@@ -38,7 +38,7 @@ def place(values, tmp_path_factory):
     return place
 
 
-@pytest.fixture(params=["with dask", "without"])
+@pytest.fixture(params=[pytest.param("with dask", marks=pytest.mark.slow), "without"])
 def data(request, place, monkeypatch):
     if request.param == "without":
         monkeypatch.setattr(reading.importlib.util, "find_spec", lambda _: None)

@@ -12,6 +12,8 @@ from tied_lm import open_run
 from tied_lm.study import report, rowspage
 from tied_lm.study.subject import Subject
 
+pytestmark = pytest.mark.slow  # pages are drawn
+
 
 def held(place, name):
     text = (place / "rows.html").read_text(encoding="utf-8")
@@ -76,7 +78,7 @@ def test_it_asks_nothing_of_any_other_place_and_names_whose_code_it_holds(compar
     assert text.count("largest pull</summary>") == 3  # without a script
 
 
-@pytest.mark.parametrize("absent", ["altair", pytest.param("vl_convert", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("absent", ["altair", "vl_convert"])
 def test_without_the_extra_the_report_says_how_to_get_it(comparison, monkeypatch, absent):
     monkeypatch.setattr(report, "find_spec", lambda name: None if name == absent else object())
     (comparison / "rows.html").unlink(missing_ok=True)

@@ -93,6 +93,7 @@ def test_another_margin_is_another_verdict_of_the_same_runs(grown):
     assert [path.read_bytes() for path in sorted(place.rglob("metrics.jsonl"))] == metrics
 
 
+@pytest.mark.slow
 def test_differences_of_several_arms_hold_at_once(tmp_path):
     made = plan("compare.seeds=2", "compare.arms.wide=model.tying=tied model.features=5")
     summary = complete(tmp_path / "run", made)
