@@ -16,7 +16,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from tests import tiny
 from tied_lm import open_run
 from tied_lm.checks import ConfigError
-from tied_lm.cli import compare, evaluate
+from tied_lm.cli import compare, evaluate, scale
 from tied_lm.config import Data, Mesh
 from tied_lm.data.toy import ToyStream
 from tied_lm.mesh import ONE_DEVICE, Layout
@@ -299,3 +299,24 @@ def test_an_update_is_made_for_other_devices(platform):
     inputs = jax.eval_shape(trainer.init, 0), stream, np.int32(1), tiny.slots(trainer, []), True
     text = Trainer._advance.trace(trainer, trainer.values, *inputs).lower(lowering_platforms=(platform,)).as_text()
     assert "all_reduce" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(4, 2), (1, 8)])
+def test_an_update_takes_what_the_scale_says(shape):
+    V, D, length = 50257, 64, 128
+    sizes = [f"data.vocab_size={V}", "data.batch_size=8", f"data.length={length}", f"model.features={D}"]
+    config = tiny.make_config(*sizes, f"mesh.data={shape[0]}", f"mesh.vocab={shape[1]}")
+    trainer, stream = trainer_on(config), build_stream(config)
+    inputs = trainer.init(np.uint32(0)), stream, np.int32(1), tiny.slots(trainer, []), True
+    compiled = Trainer._advance.lower(trainer, trainer.values, *inputs).compile()
+    of_records = "cond/branch"
+    text = "\n".join(line for line in compiled.as_text().splitlines() if of_records not in line)
+    found = sum(
+        4 * n * np.prod([int(size) for size in dims.split(",") if size])
+        for (where, _, dims), n in collectives(text).items()
+        if where == "in a loop"
+    )
+    assert found == pytest.approx(scale.collective_bytes(V, D, 8 * length, *shape), rel=0.1)
+    peak = trainer.peak_bytes(stream.ahead(0, 1))
+    assert scale.device_bytes(V, D, 8 * length, *shape) == pytest.approx(peak, rel=0.2)

@@ -15,6 +15,7 @@ from tied_lm.cli.benchcommands import measure_comparison, measure_start, measure
 from tied_lm.cli.benchruns import count_compilations, measure_dispatch, measure_history, measure_recording
 from tied_lm.cli.benchsteps import GROWTH, SHAPES, measure_growth, measure_shape
 from tied_lm.cli.command import Parser, set_up_jax
+from tied_lm.cli.scale import told_scale
 from tied_lm.study.table import table
 
 
@@ -23,7 +24,14 @@ def main(arguments: list[str], _: threading.Event) -> None:
         signal.signal(number, signal.SIG_DFL)  # there is nothing to save
     parser = Parser(description="Measure speed and memory; writes benchmark.json here.", allow_abbrev=False)
     parser.add_argument("--rounds", type=int, default=9, help="rounds of each measurement (default: %(default)s)")
-    rounds = parser.parse_args(arguments).rounds
+    scale, sizes = "only say what an update takes of a mesh, and write nothing", ("V", "D", "N", "DATA", "VOCAB")
+    parser.add_argument("--scale", type=int, nargs=5, metavar=sizes, help=scale)
+    flags = parser.parse_args(arguments)
+    if flags.scale is not None:
+        set_up_jax()
+        print(told_scale(*flags.scale))
+        return
+    rounds = flags.rounds
     with_torch = importlib.util.find_spec("torch") is not None
     if not with_torch:
         print("PyTorch is not installed (extra `bench`), so it is left out", file=sys.stderr)
