@@ -16,8 +16,9 @@ import pytest
 
 from tied_lm import folder, open_run
 from tied_lm.checks import ConfigError
-from tied_lm.cli import compare, runs, show
+from tied_lm.cli import compare, report, runs, show
 from tied_lm.cli.command import run
+from tied_lm.study.provenance import read_provenance
 
 ROOT = Path(__file__).parent.parent
 SMALL = [
@@ -200,7 +201,9 @@ def test_a_folder_shows_its_verdict_again_and_how_it_stands(small, tmp_path, cap
     place, first = small
     before = contents(place)
     show.main([str(place)], threading.Event())
-    assert capsys.readouterr().out.strip().splitlines()[:-1] == first.strip().splitlines()[:-3]
+    assert capsys.readouterr().out.strip().splitlines() == [
+        line for line in first.strip().splitlines() if not line.startswith("Pictures: ")
+    ]
     part, single = tmp_path / "deep" / "part", tmp_path / "single"
     shutil.copytree(place, part)
     (part / "summary.json").unlink()
@@ -255,6 +258,9 @@ def test_a_single_run(tmp_path):
     out = succeed("train", f"--workdir={place}", *SMALL, "--config.model.tying=untied")
     assert "held-out loss" in out
     assert open_run(place).config.model.tying == "untied"
+    assert read_provenance(place)[0]["seconds"] > 0
+    report.main([str(place)], threading.Event())
+    assert "Made by" in (place / "report.html").read_text(encoding="utf-8")
     done = call("train", f"--workdir={place}", *SMALL, "--config.model.tying=untied")
     assert "nothing was changed" in done.stderr
 

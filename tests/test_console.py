@@ -5,11 +5,13 @@ import fcntl
 import json
 import os
 import pty
+import shutil
 import struct
 import subprocess
 import sys
 import termios
 import tomllib
+import venv
 from pathlib import Path
 
 import pytest
@@ -150,3 +152,27 @@ def test_a_config_in_a_package_finds_the_others(outside, monkeypatch):
         "def get_config():\n    return ConfigDict({'train': {'steps': STEPS}})\n"
     )
     assert command.parse("", ["--config=own_configs/mine.py"]).values["train"]["steps"] == 77
+
+
+@pytest.mark.slow
+def test_an_installed_wheel_tells_the_fields_in_an_empty_folder(tmp_path):
+    tree, empty = tmp_path / "tree", tmp_path / "empty"
+    empty.mkdir()
+    for name in ("tied_lm", "configs"):
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, tree)
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", f"--outdir={tmp_path}", str(tree)]
+    subprocess.run(build, check=True, capture_output=True, timeout=300)
+    (wheel,) = tmp_path.glob("*.whl")
+    venv.create(tmp_path / "venv", symlinks=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", f"--python={python}", "install", "--quiet", "--no-deps", "--no-index", wheel]
+    subprocess.run(pip, check=True, capture_output=True, timeout=300)
+    places = os.pathsep.join(path for path in sys.path if path.endswith("site-packages"))
+    (packages,) = (tmp_path / "venv" / "lib").glob("*/site-packages")
+    environment = os.environ | {"PYTHONPATH": f"{packages}{os.pathsep}{places}"}
+    call = [python, "-m", "tied_lm.cli", "compare", "--help"]
+    told = subprocess.run(call, cwd=empty, env=environment, check=True, capture_output=True, text=True, timeout=300)
+    assert "--config.model.features=32 D, embedding width --config.model.body" in " ".join(told.stdout.split())
+    assert "--config.compare.arms.untied=model.tying=untied" in told.stdout

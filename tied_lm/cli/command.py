@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -166,7 +167,14 @@ def _field_help(arguments: list[str]) -> str:
     named = [argument.partition("=")[2] for argument in arguments if argument.startswith("--config=")]
     named += [value for flag, value in itertools.pairwise(arguments) if flag == "--config"]
     files = [Path(re.sub(r"\.py:.*", ".py", name)) for name in [DEFAULT, *named]]
-    return field_help([path for file in files for path in (ROOT / file, file)])
+    found = [path for file in files for path in (ROOT / file, file)]
+    return field_help(found if found[0].is_file() else [*_installed_default(), *found])
+
+
+def _installed_default() -> list[Path]:
+    """The default config as the wheel brings it, which is for reading alone."""
+    files = distribution("tied_lm").files or []
+    return [Path(str(file.locate())) for file in files if file.match(f"share/tied_lm/{DEFAULT}")]
 
 
 def _printed(values: dict[str, Any]) -> str:
@@ -198,6 +206,11 @@ def tensorboard_command(place: Path) -> str:
     if python.is_relative_to(Path.cwd()):
         python = python.relative_to(Path.cwd())
     return printable(f"{python} -m tensorboard.main --logdir {place}")
+
+
+def ways_to_see(place: Path, link: str) -> str:
+    """How to see a comparison in TensorBoard, and the address at which to open it."""
+    return f"TensorBoard: {tensorboard_command(place)}\nand open {shlex.quote(link)}"
 
 
 def set_up_jax() -> None:

@@ -1,11 +1,10 @@
 """Train every arm with every seed, and print the verdict."""
 
-import shlex
 import threading
 from pathlib import Path
 
 from tied_lm.cli import terminal
-from tied_lm.cli.command import parse, set_up_jax, tell, tensorboard_command
+from tied_lm.cli.command import parse, set_up_jax, tell, ways_to_see
 from tied_lm.tokenstring import printable
 
 
@@ -48,6 +47,6 @@ def main(arguments: list[str], stop: threading.Event) -> None:
             c.complete(place, plan, stop, progress.start_run)
         finally:
             progress.close()
-    print(verdict(read_summary(place), terminal.width(), terminal.bold))
-    print(f"\nPictures: {printable(str(place / REPORT))}\nTensorBoard: {tensorboard_command(place)}")
-    print(f"and open {shlex.quote(deep_link(read_summary(place)))}")
+    summary = read_summary(place)
+    print(verdict(summary, terminal.width(), terminal.bold))
+    print(f"\nPictures: {printable(str(place / REPORT))}\n{ways_to_see(place, deep_link(summary))}")

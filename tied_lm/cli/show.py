@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tied_lm.checks import ConfigError
 from tied_lm.cli import terminal
-from tied_lm.cli.command import Parser, check_path, tensorboard_command
+from tied_lm.cli.command import Parser, check_path, tensorboard_command, ways_to_see
 from tied_lm.tokenstring import printable
 
 
@@ -20,17 +20,17 @@ def main(arguments: list[str], _: threading.Event) -> None:
     if not any((place / name).is_file() for name in ("config.json", "sweep.json", "metrics.jsonl")):
         raise ConfigError("DIR", str(place), "the folder of a comparison, a sweep or a run")
     terminal.begin(printable(f"{place}: loading the libraries ..."))
-    told = _told(place)
+    told, see = _told(place)
     terminal.end()
-    print(told)
-    print(f"\nTensorBoard: {tensorboard_command(place)}")
+    print(f"{told}\n\n{see}")
 
 
-def _told(place: Path) -> str:
-    """What there is to say of a folder."""
+def _told(place: Path) -> tuple[str, str]:
+    """What there is to say of a folder, and how to see it in TensorBoard."""
     from tied_lm.files import read_json
     from tied_lm.folder import CONFIG, SWEEP
     from tied_lm.record.reader import open_run
+    from tied_lm.study.board import deep_link
     from tied_lm.study.state import find, state_of
     from tied_lm.study.subject import Subject
     from tied_lm.study.sweepreport import told_sweep
@@ -38,15 +38,15 @@ def _told(place: Path) -> str:
     from tied_lm.study.table import table
     from tied_lm.study.verdict import verdict
 
-    width, bold = terminal.width(), terminal.bold
+    width, bold, see = terminal.width(), terminal.bold, f"TensorBoard: {tensorboard_command(place)}"
     if (place / SWEEP).exists():
         if (place / RESULTS).exists():
-            return told_sweep(read_results(place), width, bold)
+            return told_sweep(read_results(place), width, bold), see
         points = [point for below in sorted(place.iterdir()) if below.is_dir() for point in find(below, 0)]
-        return "\n".join([str(state_of(place)), *(printable(f"{p.name}  {state_of(p)}") for p in points)])
+        return "\n".join([str(state_of(place)), *(printable(f"{p.name}  {state_of(p)}") for p in points)]), see
     if (place / CONFIG).exists() and "compare" in read_json(place / CONFIG, "restore it"):
         subject = Subject.of(place)
         if subject.summary is not None:
-            return verdict(subject.summary, width, bold)
-        return f"{state_of(place)}\n{table(subject.table(), width, head=bold)}"
-    return f"{state_of(place)}\n{table(open_run(place).table(), width, head=bold)}"
+            return verdict(subject.summary, width, bold), ways_to_see(place, deep_link(subject.summary))
+        return f"{state_of(place)}\n{table(subject.table(), width, head=bold)}", see
+    return f"{state_of(place)}\n{table(open_run(place).table(), width, head=bold)}", see

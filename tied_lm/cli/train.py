@@ -16,11 +16,13 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     from tied_lm.config import build_run, digest
     from tied_lm.data.documents import told
     from tied_lm.data.sources import with_vocabulary
+    from tied_lm.files import write_json
     from tied_lm.model.embedding import count_parameters
     from tied_lm.record.reader import check_logs
     from tied_lm.record.scalars import is_finished
     from tied_lm.study.estimate import clock, needs
     from tied_lm.study.plan import Arm
+    from tied_lm.study.provenance import recorded
     from tied_lm.study.table import table
     from tied_lm.train.build import build_mesh, build_stream
     from tied_lm.train.loop import run_values, train_run
@@ -48,10 +50,12 @@ def main(arguments: list[str], stop: threading.Event) -> None:
         check_disk(place, size)
         tell(f"1 run in {place}, at most {shown(size)} there")
         with folder.locked(place):
+            write_json(place / folder.CONFIG, values)  # first, since it makes the folder this run's
             progress = Progress([(config.model.tying, config.train.steps)])
             try:
                 report = progress.start_run(config.model.tying, config.seed)
-                train_run(arm.trainer, config, arm.stream, place, stop, report)
+                with recorded(place):
+                    train_run(arm.trainer, config, arm.stream, place, stop, report)
             finally:
                 progress.close()
     parameters = count_parameters(arm.trainer.model)["total"]

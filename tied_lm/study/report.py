@@ -8,7 +8,7 @@ from tied_lm.study.lossfigure import losses
 from tied_lm.study.movefigure import row_moves
 from tied_lm.study.page import folded, html_table, labelled, link, paragraph, write_page
 from tied_lm.study.picture import Section, section
-from tied_lm.study.provenance import read_provenance, told, without_places
+from tied_lm.study.provenance import PROVENANCE, read_provenance, told, without_places
 from tied_lm.study.rowfigure import rows_by_rank
 from tied_lm.study.splitfigure import bands_at_end, bands_over_time, tokens_over_time
 from tied_lm.study.subject import Subject
@@ -84,7 +84,7 @@ def write_report(place: Path) -> None:
     parts = _state(subject) if subject.summary is None else _verdict(subject.summary)
     if subject.arms:
         parts.append(labelled("Trained:", trained(subject)))
-    if "compare" in subject.values:
+    if "compare" in subject.values or (place / PROVENANCE).exists():  # else it is known to the comparison it is of
         parts += [labelled(label, text) for label, text in told(read_provenance(place))]
     if subject.summary is not None:
         parts.append(_board(subject.summary))
