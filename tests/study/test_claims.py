@@ -14,7 +14,7 @@ from tied_lm.checks import ConfigError
 from tied_lm.cli import study as command
 from tied_lm.config import build_comparison
 from tied_lm.files import Damaged
-from tied_lm.intervals import HeldoutEstimate
+from tied_lm.intervals import COSINE, SHARE, HeldoutEstimate, summarize
 from tied_lm.study.claims import running
 from tied_lm.study.claims.catalogue.impossible import NOT_DONE
 from tied_lm.study.claims.catalogue.probability import explained
@@ -53,6 +53,22 @@ def test_a_loss_brings_the_interval_of_seeds_and_tokens():
     assert found.ci95 == (0.6, 0.8)
     assert found.p == pytest.approx(2 * stats.t.sf(0.2 / 0.1 * stats.t.ppf(0.975, 2), 2))
     assert judge(ABOVE, (1.0, float("nan"))).verdict() == "cannot be told here: it is undefined for some seed"
+
+
+def test_what_is_told_of_shares_and_cosines_stays_among_the_possible_values():
+    shares, cosines = (0.99, 0.999, 0.90, 0.97, 0.94), (0.999, 0.6, 0.99, 0.98, 0.99)
+    assert stats.ttest_1samp(cosines, 0).confidence_interval(0.95)[1] > 1
+    study = dataclasses.replace(
+        studies()["drift"],
+        tests=(),
+        measure=lambda _: {"a share": summarize(shares, SHARE), "a cosine": summarize(cosines, COSINE)},
+    )
+    _, beside = running._measure(study, None)
+    assert {words: ends[1] < 1 and ends[0] < mean < ends[1] for words, (mean, ends) in beside.items()} == {
+        "a share": True,
+        "a cosine": True,
+    }
+    assert running._summarized(summarize((0.5, float("nan")), SHARE)) == (None, None)
 
 
 def test_holm_is_the_step_down_of_its_definition():

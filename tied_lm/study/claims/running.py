@@ -15,7 +15,7 @@ import jax
 from tied_lm.config import Data, defaults, differing_fields, digest, to_dict
 from tied_lm.data.sources import Stream
 from tied_lm.files import read_json, write_json
-from tied_lm.intervals import Ends
+from tied_lm.intervals import Ends, Estimate
 from tied_lm.study import comparison as c
 from tied_lm.study.claims.results import Compared, Missing, Results
 from tied_lm.study.claims.setting import Setting
@@ -150,6 +150,8 @@ def _measure(study: Study, results: Results) -> tuple[tuple[Outcome, ...], Besid
 
 def _summarized(value: Value) -> tuple[float | None, Ends | None]:
     """The mean and its interval; None where it is undefined for some seed."""
+    if isinstance(value, Estimate):
+        return (None, None) if None in value.per_seed else (value.mean, value.ci95)
     judged = judge(_NOTHING_EXPECTED, value)
     return judged.mean, judged.ci95
 

@@ -8,13 +8,13 @@ import numpy as np
 from jaxtyping import Float
 from scipy import stats
 
-from tied_lm.intervals import Ends, HeldoutEstimate, interval
+from tied_lm.intervals import Ends, Estimate, HeldoutEstimate, interval
 from tied_lm.study.claims.results import Results
 from tied_lm.study.claims.setting import Setting
 
 LEVEL = 0.05
-# One value for each seed; of a loss with what the held-out tokens add.
-Value = Sequence[float] | Float[np.ndarray, "S"] | HeldoutEstimate
+# One value for each seed; of a loss with what the held-out tokens add; or what is told of values on a scale of theirs.
+Value = Sequence[float] | Float[np.ndarray, "S"] | HeldoutEstimate | Estimate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Outcome:
 
 def judge(test: Expectation, value: Value) -> Outcome:
     """The mean over seeds against the margin, by a t test; of a loss over seeds and held-out tokens."""
-    if isinstance(value, HeldoutEstimate):
+    if isinstance(value, Estimate):  # of a loss; what is on a scale of its own is not tested
         per_seed, mean, ends = value.per_seed, value.mean, value.ci95
     else:
         defined = [float(one) for one in value if math.isfinite(one)]

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from tied_lm.intervals import SHARE, summarize
 from tied_lm.study.claims.results import Results
 from tied_lm.study.claims.setting import ON_BYTES, TIED_AND_UNTIED, Setting
 from tied_lm.study.claims.study import Expectation, Study, Value
@@ -15,7 +16,7 @@ def measure(r: Results) -> dict[str, Value]:
         for arm in ("tied", "untied"):
             predicted = r.predictions(setting, arm)
             share = np.array([one.column_space_share for one in predicted])
-            found[f"share in the column space, {setting}, {arm}"] = share
+            found[f"share in the column space, {setting}, {arm}"] = summarize(share, SHARE)
             if arm == "tied":
                 chance = predicted[0].column_space_share_by_chance
                 found[f"D/V, {setting}"] = np.full(share.size, chance)

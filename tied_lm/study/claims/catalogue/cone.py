@@ -3,6 +3,7 @@
 import numpy as np
 
 from tied_lm.bands import bands_of
+from tied_lm.intervals import COSINE, summarize
 from tied_lm.model.geometry.matrix import measure_matrix
 from tied_lm.model.geometry.movement import common_drift
 from tied_lm.study.claims.results import Results
@@ -26,11 +27,13 @@ def measure(r: Results) -> dict[str, Value]:
         "cone": whole,
         "rare": rare - whole,
         "drift": [one["4"] - one["1"] for one in drift],
-        "mean cosine of the rows of band 4": rare,
-        "common drift of band 4": [one["4"] for one in drift],
-        "common drift of bands 0 and 1": [one["1"] for one in drift],
+        "mean cosine of the rows of band 4": summarize(rare, COSINE),
+        "common drift of band 4": summarize([one["4"] for one in drift], COSINE),
+        "common drift of bands 0 and 1": summarize([one["1"] for one in drift], COSINE),
         **{
-            f"mean cosine, untied {name}": [measure_matrix(matrix).mean_cosine for matrix in matrices]
+            f"mean cosine, untied {name}": summarize(
+                [measure_matrix(matrix).mean_cosine for matrix in matrices], COSINE
+            )
             for name, matrices in untied.items()
         },
         "effective rank, tied": [one.effective_rank for one in found],

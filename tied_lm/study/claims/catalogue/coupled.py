@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from tied_lm.intervals import COSINE, SHARE, summarize
 from tied_lm.model.geometry.matrix import measure_matrix
 from tied_lm.study.claims.results import Results
 from tied_lm.study.claims.setting import Setting
@@ -20,8 +21,11 @@ def measure(r: Results) -> dict[str, Value]:
     return {
         "mean row": mean_row["coupled"] - mean_row["adam"],
         "loss": r.difference("bytes", "coupled"),
-        **{f"norm of the mean row, {arm}": value for arm, value in mean_row.items()},
-        **{f"mean cosine, {arm}": [one.mean_cosine for one in measured] for arm, measured in found.items()},
+        **{f"norm of the mean row, {arm}": summarize(value, SHARE) for arm, value in mean_row.items()},
+        **{
+            f"mean cosine, {arm}": summarize([x.mean_cosine for x in of_seeds], COSINE)
+            for arm, of_seeds in found.items()
+        },
     }
 
 

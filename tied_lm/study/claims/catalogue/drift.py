@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from tied_lm.intervals import COSINE, summarize
 from tied_lm.model.geometry.movement import measure_drift
 from tied_lm.study.claims.results import Results
 from tied_lm.study.claims.setting import ON_BYTES
@@ -15,7 +16,7 @@ def measure(r: Results) -> dict[str, Value]:
         cosines[use] = np.array([np.nanmean(measure_drift(pair).cosine_to_start) for pair in pairs])
     return {
         "difference": cosines["input"] - cosines["output"],
-        **{f"cosine to the start, {use}": value for use, value in cosines.items()},
+        **{f"cosine to the start, {use}": summarize(value, COSINE) for use, value in cosines.items()},
     }
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from tied_lm.intervals import COSINE, summarize
 from tied_lm.model.geometry.matrix import measure_matrix
 from tied_lm.study.claims.results import Results
 from tied_lm.study.claims.setting import Setting
@@ -21,7 +22,7 @@ def measure(r: Results) -> dict[str, Value]:
         "cosine": cosine["gated"] - cosine["tied"],
         "rank": rank["gated"] - rank["tied"],
         "loss": r.difference("gated", "gated"),
-        **{f"mean cosine, {arm}": value for arm, value in cosine.items()},
+        **{f"mean cosine, {arm}": summarize(value, COSINE) for arm, value in cosine.items()},
         **{f"effective rank, {arm}": value for arm, value in rank.items()},
         "gated - tied in band 4, nats": rare["gated"] - rare["tied"],
     }

@@ -1,5 +1,6 @@
 """The lookup's gradient scaled up, beside a control in which both are."""
 
+from tied_lm.intervals import COSINE, summarize
 from tied_lm.model.geometry.likeness import compare_matrices
 from tied_lm.study.claims.results import Results
 from tied_lm.study.claims.setting import ON_BYTES, Setting
@@ -26,8 +27,8 @@ def measure(r: Results) -> dict[str, Value]:
         "loss": r.difference("gain", "lookup"),
         "input": [a - b for a, b in zip(rho["lookup"], rho["tied"], strict=True)],
         "both x5 less tied, nats (a control: Adam does not see the scale of a gradient)": r.difference("gain", "both"),
-        "rho with the untied input matrix, lookup x5": rho["lookup"],
-        "rho with the untied input matrix, tied": rho["tied"],
+        "rho with the untied input matrix, lookup x5": summarize(rho["lookup"], COSINE),
+        "rho with the untied input matrix, tied": summarize(rho["tied"], COSINE),
     }
 
 

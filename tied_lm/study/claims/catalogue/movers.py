@@ -3,6 +3,7 @@
 import numpy as np
 from jaxtyping import Float
 
+from tied_lm.intervals import SHARE, summarize
 from tied_lm.model.geometry.shares import Shares, measure_shares
 from tied_lm.study.claims.results import Results
 from tied_lm.study.claims.setting import ON_BYTES
@@ -24,7 +25,8 @@ def measure(r: Results) -> dict[str, Value]:
     for phase, step in (("early", first), ("late", last)):
         shares = _shares(r, step)
         for name in ("squared", "unsquared", "squared_before_scatter", "unsquared_before_scatter"):
-            found[f"scoring's {name.replace('_', ' ')} share at step {step}"] = [1 - getattr(s, name) for s in shares]
+            of_seeds = [1 - getattr(s, name) for s in shares]
+            found[f"scoring's {name.replace('_', ' ')} share at step {step}"] = summarize(of_seeds, SHARE)
         scoring[phase] = np.array([0.5 - s.squared for s in shares])
     return found | scoring | {"fall": scoring["early"] - scoring["late"]}
 

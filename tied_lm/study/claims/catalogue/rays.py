@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from tied_lm.intervals import SHARE, summarize
 from tied_lm.model.geometry.movement import measure_drift
 from tied_lm.study.claims.results import Results
 from tied_lm.study.claims.setting import ON_BYTES
@@ -22,8 +23,8 @@ def measure(r: Results) -> dict[str, Value]:
     return {
         "early": early - walk,
         "fall": early - late,
-        "straightness, first half of the training": early,
-        "straightness, second half": late,
+        "straightness, first half of the training": summarize(early, SHARE),
+        "straightness, second half": summarize(late, SHARE),
         "that of a random walk with as many steps": [walk] * early.size,
     }
 

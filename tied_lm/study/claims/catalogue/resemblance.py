@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from tied_lm.intervals import COSINE, SHARE, summarize
 from tied_lm.model.geometry.likeness import compare_matrices
 from tied_lm.study.claims.results import Results
 from tied_lm.study.claims.setting import ON_BYTES, ON_TOY
@@ -18,10 +19,12 @@ def measure(r: Results) -> dict[str, Value]:
             rho[use] = np.array([one.likeness.spearman for one in likeness])
             words = f"of {use} and tied matrix, {setting}"
             found |= {
-                f"rho {words}": rho[use],
-                f"rho {words}, rows permuted": [one.permuted.spearman for one in likeness],
-                f"cosine after a linear map {words}": [one.likeness.linear_cosine for one in likeness],
-                f"shared neighbours {words}": [one.likeness.neighbours for one in likeness],
+                f"rho {words}": summarize(rho[use], COSINE),
+                f"rho {words}, rows permuted": summarize([one.permuted.spearman for one in likeness], COSINE),
+                f"cosine after a linear map {words}": summarize(
+                    [one.likeness.linear_cosine for one in likeness], COSINE
+                ),
+                f"shared neighbours {words}": summarize([one.likeness.neighbours for one in likeness], SHARE),
             }
         found[setting] = rho["output"] - rho["input"]
     return found
