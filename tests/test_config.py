@@ -386,3 +386,12 @@ def test_paths_with_commas_and_brackets(values, tmp_path, monkeypatch):
 def test_no_rows_without_a_text(values):
     put(values, "data.vocab_size", 0)
     assert refusal(build_run, values).startswith("data.vocab_size = 0 is not possible; allowed: at least 2; 0, for all")
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "\U000e0001" * 300])
+def test_a_name_of_any_length_is_a_line_that_can_be_read(name):
+    values = toy.get_config().to_dict()
+    values["loss"] = {name: 1}
+    with pytest.raises(ConfigError, match="no such field") as raised:
+        build_run(values)
+    assert len(str(raised.value)) < 700

@@ -16,7 +16,7 @@ import numpy as np
 from tied_lm.tokenstring import printable
 
 T = TypeVar("T")
-SHOWN = 200  # characters of a value in a message, at most
+SHOWN = 200  # characters of a field or value in a message, at most
 
 
 class ConfigError(ValueError):
@@ -27,9 +27,12 @@ class ConfigError(ValueError):
             shown = "nothing" if value is None else repr(value)
         except ValueError:  # Python writes no whole number of more than 4,300 digits
             shown = "a number of very many digits"
-        if len(shown) > SHOWN:
-            shown = shown[:SHOWN] + " ..."
-        super().__init__(printable(f"{field} = {shown} is not possible; allowed: {allowed}"))
+        super().__init__(printable(f"{_cut(field)} = {_cut(shown)} is not possible; allowed: {allowed}"))
+
+
+def _cut(text: str) -> str:
+    shown = printable(text[: SHOWN + 1])
+    return shown if len(shown) <= SHOWN else shown[:SHOWN] + " ..."
 
 
 @dataclasses.dataclass(frozen=True)
