@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -22,6 +23,12 @@ def held(place, name):
 
 def decoded(text):
     return np.frombuffer(base64.b64decode(text), "<f4")
+
+
+@pytest.fixture
+def own(comparison, tmp_path):
+    """A copy, whose pages may change: tests run in any order."""
+    return shutil.copytree(comparison, tmp_path / "run")
 
 
 def test_it_holds_the_means_over_seeds_by_falling_frequency(comparison):
@@ -54,11 +61,11 @@ def test_the_charts_are_of_what_has_a_meaning(comparison):
     assert "share" not in json.dumps(specs["false"])
 
 
-def test_many_rows_are_binned_and_the_largest_are_shipped(comparison, monkeypatch):
+def test_many_rows_are_binned_and_the_largest_are_shipped(own, monkeypatch):
     monkeypatch.setattr(rowspage, "MOST_POINTS", 10)
     monkeypatch.setattr(rowspage, "TOP", 2)
-    rowspage.write_rows_page(Subject.of(comparison))
-    data = held(comparison, "data")
+    rowspage.write_rows_page(Subject.of(own))
+    data = held(own, "data")
     assert data["many"]
     arm = data["arms"]["untied"]
     columns = {name: decoded(text) for name, text in arm["columns"].items()}
@@ -66,7 +73,7 @@ def test_many_rows_are_binned_and_the_largest_are_shipped(comparison, monkeypatc
     lows = [one["low"] for one in arm["bins"] if one["field"] == "pull"]
     assert len(lows) > 5
     assert all(one["low"] <= one["middle"] <= one["high"] for one in arm["bins"])
-    assert f"of V = {len(data['ids'])}" in (comparison / "rows.html").read_text(encoding="utf-8")
+    assert f"of V = {len(data['ids'])}" in (own / "rows.html").read_text(encoding="utf-8")
 
 
 def test_it_asks_nothing_of_any_other_place_and_names_whose_code_it_holds(comparison):
@@ -79,10 +86,10 @@ def test_it_asks_nothing_of_any_other_place_and_names_whose_code_it_holds(compar
 
 
 @pytest.mark.parametrize("absent", ["altair", "vl_convert"])
-def test_without_the_extra_the_report_says_how_to_get_it(comparison, monkeypatch, absent):
+def test_without_the_extra_the_report_says_how_to_get_it(own, monkeypatch, absent):
     monkeypatch.setattr(report, "find_spec", lambda name: None if name == absent else object())
-    (comparison / "rows.html").unlink(missing_ok=True)
-    report.write_report(comparison)
-    assert not (comparison / "rows.html").exists()
-    assert "pip install &#x27;tied_lm[page]&#x27;" in page(comparison)
-    assert 'href="rows.html"' not in page(comparison)
+    (own / "rows.html").unlink(missing_ok=True)
+    report.write_report(own)
+    assert not (own / "rows.html").exists()
+    assert "pip install &#x27;tied_lm[page]&#x27;" in page(own)
+    assert 'href="rows.html"' not in page(own)
