@@ -19,8 +19,8 @@ from tied_lm.checks import ConfigError
 from tied_lm.cli import compare, evaluate, scale
 from tied_lm.config import Data, Mesh
 from tied_lm.data.toy import ToyStream
-from tied_lm.mesh import ONE_DEVICE, Layout
 from tied_lm.model import likelihoods, loss
+from tied_lm.model.mesh import ONE_DEVICE, Layout
 from tied_lm.study.plan import Arm
 from tied_lm.train import evaluation
 from tied_lm.train.build import build_mesh, build_stream

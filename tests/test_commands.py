@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tied_lm import folder, open_run
+from tied_lm import open_run
 from tied_lm.checks import ConfigError
 from tied_lm.cli import compare, report, runs, show
 from tied_lm.cli.command import run
+from tied_lm.config import folder
 from tied_lm.study.provenance import read_provenance
 
 ROOT = Path(__file__).parent.parent

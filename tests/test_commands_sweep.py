@@ -16,7 +16,7 @@ from tests.test_commands import ROOT, SMALL, call, contents, summary_of
 from tied_lm.checks import ConfigError
 from tied_lm.cli import sweep
 from tied_lm.cli.workers import cores_of, run_workers
-from tied_lm.folder import locked
+from tied_lm.config.folder import locked
 from tied_lm.study.comparison import read_diverged
 from tied_lm.train.loop import Interrupted
 

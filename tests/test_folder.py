@@ -11,8 +11,8 @@ import pytest
 from tests import tiny
 from tied_lm.checks import ConfigError
 from tied_lm.config import to_dict
+from tied_lm.config.folder import check, locked
 from tied_lm.files import read_json, write_json
-from tied_lm.folder import check, locked
 from tied_lm.record.scalars import is_finished, read_metrics
 
 ROOT = Path(__file__).parent.parent
@@ -116,7 +116,7 @@ def test_a_run_refuses_the_folder_of_another_config(tmp_path):
 LOCK = """
 import sys
 from pathlib import Path
-from tied_lm.folder import locked
+from tied_lm.config.folder import locked
 with locked(Path(sys.argv[1])):
     print("locked", flush=True)
     sys.stdin.readline()

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from configs import toy
 from tests import tiny
-from tied_lm import folder as folder_
 from tied_lm.checks import ConfigError
 from tied_lm.cli import command, compare, evaluate, sweep, train
 from tied_lm.config import flatten
+from tied_lm.config import folder as folder_
 from tied_lm.model.bodies import BODIES
 from tied_lm.model.schemes import SCHEMES
 from tied_lm.study import comparison

@@ -10,7 +10,7 @@ import pytest
 from tests import tiny
 from tied_lm.checks import ConfigError
 from tied_lm.cli import geometry
-from tied_lm.matrices import read_matrix, write_matrix
+from tied_lm.cli.matrices import read_matrix, write_matrix
 
 RNG = np.random.default_rng(0)
 A, B = RNG.normal(size=(30, 4)).astype(np.float32), RNG.normal(size=(30, 4)).astype(np.float32)

@@ -32,7 +32,7 @@ def data(request, tmp_path):
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    monkeypatch.setattr("tied_lm.folder.cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr("tied_lm.config.folder.cache_folder", lambda: tmp_path / "cache")
     return tmp_path / "cache" / "corpora"
 
 
@@ -187,7 +187,7 @@ def test_what_a_killed_process_left_is_no_hindrance(cache, tmp_path):
 
 
 def _open(data, place, start, sizes):
-    from tied_lm import folder
+    from tied_lm.config import folder
 
     folder.cache_folder = lambda: place
     made, encode = [], Bytes.encode_document

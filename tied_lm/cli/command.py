@@ -25,7 +25,7 @@ from tied_lm.cli.fields import field_help
 from tied_lm.cli.fields import plain as plain_text
 from tied_lm.cli.workers import stop_with_parent
 from tied_lm.config import OPTIONS, OWN_DEFAULTS, build_comparison, completed, defaults, flatten, override, resolved
-from tied_lm.folder import cache_folder
+from tied_lm.config.folder import cache_folder
 from tied_lm.tokenstring import printable
 
 ROOT = Path(__file__).parents[2]  # of the repository, in a clone

@@ -90,8 +90,8 @@ def main(arguments: list[str], stop: threading.Event) -> None:
 
     from tied_lm import open_run
     from tied_lm.config import differing_fields
+    from tied_lm.config.folder import CONFIG
     from tied_lm.files import read_json
-    from tied_lm.folder import CONFIG
     from tied_lm.record.reader import check_logs
     from tied_lm.study.evaluation import evaluate
     from tied_lm.study.geometry import geometry_rows

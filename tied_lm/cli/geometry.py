@@ -39,8 +39,8 @@ def _of_run(place: Path, which: str) -> "tuple[Tables, Float[np.ndarray, 'V'], T
     import numpy as np
 
     from tied_lm import open_run
+    from tied_lm.config.folder import CONFIG
     from tied_lm.files import read_json
-    from tied_lm.folder import CONFIG
     from tied_lm.study.plan import Arm
     from tied_lm.train.build import build_stream
     from tied_lm.train.checkpoint import Checkpoints
@@ -66,7 +66,7 @@ def _of_run(place: Path, which: str) -> "tuple[Tables, Float[np.ndarray, 'V'], T
 def main(arguments: list[str], stop: threading.Event) -> None:
     flags = _parse(arguments)
 
-    from tied_lm.matrices import read_matrix, write_matrix
+    from tied_lm.cli.matrices import read_matrix, write_matrix
     from tied_lm.model.geometry.likeness import compare_matrices
     from tied_lm.study.geometry import geometry_rows, likeness_rows
     from tied_lm.study.table import table

@@ -16,7 +16,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     place = parser.parse_args(arguments).folder
     check_path("DIR", place)
 
-    from tied_lm.folder import SWEEP
+    from tied_lm.config.folder import SWEEP
     from tied_lm.study.report import write_report
     from tied_lm.study.summary import REPORT
     from tied_lm.study.sweepreport import PAGE, rewrite_sweep

@@ -27,8 +27,8 @@ def main(arguments: list[str], _: threading.Event) -> None:
 
 def _told(place: Path) -> tuple[str, str]:
     """What there is to say of a folder, and how to see it in TensorBoard."""
+    from tied_lm.config.folder import CONFIG, SWEEP
     from tied_lm.files import read_json
-    from tied_lm.folder import CONFIG, SWEEP
     from tied_lm.record.reader import open_run
     from tied_lm.study.board import deep_link
     from tied_lm.study.state import find, state_of

@@ -84,7 +84,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
 
 def _show(the_sweep: "Sweep", is_new: bool) -> None:
     """The table and the page of a complete sweep, and what TensorBoard shows of it, where something of it is new."""
-    from tied_lm import folder
+    from tied_lm.config import folder
     from tied_lm.study.sweepboard import write_sweep_board
     from tied_lm.study.sweepreport import PAGE, told_sweep, write_sweep_page
     from tied_lm.study.sweepresults import RESULTS, Results, write_results

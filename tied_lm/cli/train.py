@@ -11,9 +11,9 @@ from tied_lm.tokenstring import printable
 def main(arguments: list[str], stop: threading.Event) -> None:
     command = parse("Train one model, as one run of a comparison.", arguments)
 
-    from tied_lm import folder, open_run
+    from tied_lm import open_run
     from tied_lm.cli.progress import Progress
-    from tied_lm.config import build_run, digest
+    from tied_lm.config import build_run, digest, folder
     from tied_lm.data.documents import told
     from tied_lm.data.sources import with_vocabulary
     from tied_lm.files import write_json

@@ -1,4 +1,5 @@
-"""What is to be done, as frozen dataclasses with defaults: reading it, setting its fields, telling two apart.
+"""What is to be done, as frozen dataclasses with defaults: reading it, setting its fields, telling two apart;
+and which folder is one's.
 
 May import `model`, whose schemes and bodies declare their own options, and what stands at the root.
 """

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tied_lm import folder
 from tied_lm.checks import ConfigError
+from tied_lm.config import folder
 from tied_lm.files import write_json
 
 META = "meta.json"

@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from tied_lm.checks import at_least, check_fields
-from tied_lm.mesh import Layout
+from tied_lm.model.mesh import Layout
 
 Params = dict[str, PyTree]
 Step = int | Int[Array, ""]  # the number of updates so far

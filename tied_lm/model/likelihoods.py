@@ -10,8 +10,8 @@ from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from tied_lm.mesh import DATA, ONE_DEVICE, VOCAB, Layout
 from tied_lm.model.logits import at_targets, block_count, block_logits, from_blocks, to_blocks
+from tied_lm.model.mesh import DATA, ONE_DEVICE, VOCAB, Layout
 
 
 @runtime_checkable

@@ -9,7 +9,7 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from tied_lm.mesh import Layout
+from tied_lm.model.mesh import Layout
 
 
 def block_count(tokens: int, vocabulary_size: int, width: int, block_tokens: int = 0) -> int:

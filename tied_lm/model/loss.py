@@ -16,7 +16,6 @@ from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from tied_lm.mesh import DATA, ONE_DEVICE, VOCAB, Layout
 from tied_lm.model.logits import (
     as_it_is_on_cpu,
     at_targets,
@@ -27,6 +26,7 @@ from tied_lm.model.logits import (
     matmul,
     to_blocks,
 )
+from tied_lm.model.mesh import DATA, ONE_DEVICE, VOCAB, Layout
 
 
 class VocabularyLoss(NamedTuple):

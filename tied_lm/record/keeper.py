@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from tied_lm.folder import locked
+from tied_lm.config.folder import locked
 from tied_lm.record.background import Background
 from tied_lm.record.recorder import Recorder
 

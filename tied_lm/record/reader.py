@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tied_lm.config import Config, read_run
+from tied_lm.config.folder import CONFIG, SWEEP
 from tied_lm.files import Damaged, read_json
-from tied_lm.folder import CONFIG, SWEEP
 from tied_lm.record import manifest
 from tied_lm.record.history import STRINGS, check, readable
 from tied_lm.record.runrecorder import HELDOUT, PROBE, ROWS

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 
 from tied_lm.bands import bands_of
 from tied_lm.checks import check_integer, choose
-from tied_lm.folder import CONFIG
+from tied_lm.config.folder import CONFIG
 from tied_lm.record.histogram import log_histogram
 from tied_lm.record.keeper import Keeper
 from tied_lm.record.recorder import Log, Recorder

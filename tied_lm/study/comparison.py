@@ -5,9 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tied_lm import folder
 from tied_lm.checks import ConfigError
-from tied_lm.config import Config
+from tied_lm.config import Config, folder
 from tied_lm.files import read_json, write_json
 from tied_lm.record.reader import check_logs, open_run
 from tied_lm.record.scalars import is_finished

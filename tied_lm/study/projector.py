@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from tied_lm.bands import NAMES
+from tied_lm.config.folder import CONFIG
 from tied_lm.files import Damaged, read_json
-from tied_lm.folder import CONFIG
 from tied_lm.record.reader import Run
 from tied_lm.rows import PARTS
 from tied_lm.study.meanruns import MEAN

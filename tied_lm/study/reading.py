@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from tied_lm.config.folder import CONFIG, SWEEP
 from tied_lm.files import read_json
-from tied_lm.folder import CONFIG, SWEEP
 from tied_lm.record.history import STEPS_IN_CHUNK, TOKENS_IN_CHUNK
 from tied_lm.record.reader import BESIDE, Run, open_run
 from tied_lm.study.labels import HYPOTHETICAL, label

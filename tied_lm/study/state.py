@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tied_lm.checks import ConfigError
+from tied_lm.config.folder import CONFIG, SWEEP, is_locked
 from tied_lm.files import Damaged, read_json
-from tied_lm.folder import CONFIG, SWEEP, is_locked
 from tied_lm.intervals import with_interval
 from tied_lm.record.reader import Run, open_run
 from tied_lm.record.scalars import METRICS

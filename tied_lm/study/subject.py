@@ -13,8 +13,8 @@ from jaxtyping import Float, Int
 from tied_lm.bands import NAMES
 from tied_lm.checks import ConfigError
 from tied_lm.config import Config
+from tied_lm.config.folder import CONFIG
 from tied_lm.files import read_json
-from tied_lm.folder import CONFIG
 from tied_lm.record.reader import Run, open_run
 from tied_lm.rows import FIELDS, PARTS
 from tied_lm.study.palette import Style, arm_styles

@@ -10,12 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tied_lm import folder
 from tied_lm.checks import ConfigError
-from tied_lm.config import Data, build_comparison, flatten, override, put, resolved
+from tied_lm.config import Data, build_comparison, flatten, folder, override, put, resolved
+from tied_lm.config.folder import SWEEP
 from tied_lm.data.sources import Stream, with_vocabulary
 from tied_lm.files import write_json
-from tied_lm.folder import SWEEP
 from tied_lm.study import comparison as c
 from tied_lm.study.plan import Plan, comparison_values
 from tied_lm.train.step import Trainer

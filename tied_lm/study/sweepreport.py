@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
+from tied_lm.config.folder import CONFIG, SWEEP
 from tied_lm.files import read_json
-from tied_lm.folder import CONFIG, SWEEP
 from tied_lm.intervals import Difference, Estimate, with_interval
 from tied_lm.study.ownbest import fewest_seeds
 from tied_lm.study.page import html_table, labelled, paragraph, write_page

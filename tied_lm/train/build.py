@@ -8,9 +8,9 @@ from jax.sharding import Mesh
 from tied_lm.checks import ConfigError, check_options, choose, own_options
 from tied_lm.config import Config
 from tied_lm.data.sources import STREAMS, Stream
-from tied_lm.mesh import DATA, make_mesh
 from tied_lm.model.bodies import BODIES, Body
 from tied_lm.model.embedding import VocabularyModel
+from tied_lm.model.mesh import DATA, make_mesh
 from tied_lm.model.schemes import RENAMED, SCHEMES
 
 

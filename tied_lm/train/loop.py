@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from tied_lm import bands, folder
-from tied_lm.config import VERSION, Config, to_dict
+from tied_lm import bands
+from tied_lm.config import VERSION, Config, folder, to_dict
 from tied_lm.data.sources import Stream
 from tied_lm.files import write_json
 from tied_lm.record.background import Background

@@ -13,7 +13,7 @@ import jax
 from tied_lm.bands import NAMES
 from tied_lm.checks import ConfigError
 from tied_lm.config import Config, to_dict
-from tied_lm.mesh import DATA, VOCAB
+from tied_lm.model.mesh import DATA, VOCAB
 from tied_lm.record.histogram import BINS
 from tied_lm.record.history import STEPS_IN_CHUNK, TOKENS_IN_CHUNK
 from tied_lm.rows import PARTS, RowStats, shown_by_group

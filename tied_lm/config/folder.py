@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tied_lm.checks import ConfigError
-from tied_lm.config import differing_fields
+from tied_lm.config.identity import differing_fields
 from tied_lm.files import Damaged, read_json
 
 CONFIG = "config.json"
