@@ -212,6 +212,12 @@ def board_tag(tag: str, strings: Mapping[str, str] = {}) -> str:
     return f"single_batch/{tag}" if batch else tag
 
 
+def is_aside(tag: str) -> bool:
+    """Whether metrics.jsonl alone keeps a scalar: of a single batch, where the probe has the same with less noise."""
+    parts = tag.removeprefix("hypothetical/").split("/")
+    return parts[0] == "token" or (parts[0] == "band" and parts[-1] in ("pull", "push", "total"))
+
+
 def assert_same_run(a: Path, b: Path, config: Config) -> None:
     """Two finished folders hold the same, bit for bit."""
     assert (a / "config.json").read_bytes() == (b / "config.json").read_bytes()

@@ -73,7 +73,7 @@ def test_a_step_lands_everywhere(open_recorder, tmp_path):
     assert line["probe/grad_norm/lookup"] == pytest.approx(np.linalg.norm(np.arange(V) + 40))
     shown = tiny.board_values(tmp_path)
     strings = {"frequent_1": "<b>", "middle_3": "d", "rare_0": "a|"}
-    curves = {tiny.board_tag(tag, strings) for tag in line if not tag.startswith("token/")} - {"step"}
+    curves = {tiny.board_tag(tag, strings) for tag in line if not tiny.is_aside(tag)} - {"step"}
     assert {tag for tag, step in shown if step == 4} == curves | {f"rows/{p}" for p in RowStats._fields[:5]}
     assert line["probe/token/middle_3/scoring"] == 3 * 2 + 40
     assert line["probe/token/middle_3/share"] == pytest.approx(43**2 / (43**2 + 46**2))
@@ -235,7 +235,7 @@ def test_another_writer_is_a_class_and_a_name(tmp_path, monkeypatch):
     (line,) = lines_of(tmp_path)
     *histograms, scalars = recorder.recorder.writers[0].seen
     assert histograms == [("histogram", 4, f"rows/{part}") for part in PARTS]
-    assert scalars == ("scalars", 4, sorted(tag for tag in {*line} - {"step"} if not tag.startswith("token/")))
+    assert scalars == ("scalars", 4, sorted(tag for tag in {*line} - {"step"} if not tiny.is_aside(tag)))
     assert not list(tmp_path.glob("events.*"))
 
 

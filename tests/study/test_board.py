@@ -93,6 +93,18 @@ def test_the_mean_runs_end_at_what_the_verdict_says(place):
         assert len(found) < 120
 
 
+def test_what_a_single_batch_says_of_bands_is_mostly_left_to_the_probe(place):
+    for arm in ("tied", "untied"):
+        run = place / arm / "seed0"
+        found = scalars(run)
+        assert len(found) <= 120
+        of_bands = {tag for tag in found if "single_batch/band" in tag}
+        assert of_bands
+        assert not [tag for tag in of_bands if tag.endswith(("/pull", "/push", "/total"))]
+        assert {"probe/band/1/pull", "probe/band/1/push"} <= set(found)
+        assert len(open_run(run).scalars("band/1/push"))
+
+
 def test_charts_are_of_the_mean_runs_alone(place):
     events = [event for folder in place.rglob("*") if folder.is_dir() for event in tiny.board_events(folder)]
     layouts = [v for e in events for v in e.summary.value if v.tag == "custom_scalars__config__"]

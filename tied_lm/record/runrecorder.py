@@ -1,6 +1,7 @@
 """The recorder of a run of this project: its records, probes and evaluations."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ PROBE = "probe.zarr"
 HELDOUT = "heldout.zarr"
 METRIC = "loss/eval"
 
+ASIDE = re.compile(r"(hypothetical/)?band/.*/(pull|push|total)")  # of a batch, beside lookup and scoring
 UPDATE = "of the update from this step to the next; none follows the last"
 
 
@@ -140,8 +142,10 @@ class RunRecorder:
         aside: dict[str, float] = {}  # curves that the probe shows with less noise
         if record is not None:
             histograms = tagged(dict(zip(PARTS, record.histograms, strict=True)), tied)
-            scalars |= row_scalars(record.stats, self.rows, tied) | part_scalars(record.push_parts, self.rows)
-            aside = token_norms(record.stats, self.rows, tied)
+            of_batch = row_scalars(record.stats, self.rows, tied) | part_scalars(record.push_parts, self.rows)
+            aside = {tag: value for tag, value in of_batch.items() if ASIDE.fullmatch(tag)}
+            scalars |= {tag: value for tag, value in of_batch.items() if tag not in aside}
+            aside |= token_norms(record.stats, self.rows, tied)
             for name, norms in record.others.items():
                 scalars |= {f"grad_norm/{name}/{use}": float(norms[i]) for i, use in enumerate(("lookup", "scoring"))}
             arrays[ROWS] = self._rows_of(record)
