@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tests import linen
+
 
 def on_eight_devices(marks):
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+    hurry = [f"--{name}={value}".lower() for name, value in linen.HURRY.items()]  # as the quick tests are compiled
+    flags = " ".join([*hurry, "--xla_force_host_platform_device_count=8"])
     command = [sys.executable, "-m", "pytest", "-qxm", marks, "-n0", "-p", "no:cacheprovider", "on_devices.py"]
     done = subprocess.run(
         command, env=os.environ | {"XLA_FLAGS": flags}, cwd=Path(__file__).parent, capture_output=True, text=True
