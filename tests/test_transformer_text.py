@@ -18,13 +18,13 @@ FIELDS = (
     "body.depth=4",
     "optimizer.learning_rate=0.003",
     "optimizer.schedule=cosine",
-    "optimizer.warmup_steps=50",
-    "train.steps=500",
-    "train.eval_every=500",
+    "optimizer.warmup_steps=30",
+    "train.steps=300",
+    "train.eval_every=300",
     "log.scalars_every=100",
-    "log.rows_every=500",
+    "log.rows_every=300",
     "log.probe_tokens=8_192",
-    "checkpoint.every=500",
+    "checkpoint.every=300",
 )
 
 
@@ -42,4 +42,4 @@ def test_held_out_loss_falls_below_the_unigram_entropy(tmp_path, tying):
     entropy = -np.sum(frequencies * np.log(frequencies))
     loss = run.scalars("loss/eval")
     assert loss[0] > entropy
-    assert loss[500] < entropy - 0.5
+    assert loss[300] < entropy - 0.5
