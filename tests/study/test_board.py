@@ -1,8 +1,11 @@
 """What TensorBoard shows of all runs together, read back by its own code."""
 
 import json
+import re
 import shlex
 import threading
+import warnings
+from collections import Counter
 from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
@@ -22,8 +25,8 @@ from tied_lm import open_run
 from tied_lm.config import override
 from tied_lm.files import read_json
 from tied_lm.study import comparison
-from tied_lm.study.board import deep_link
-from tied_lm.study.meanruns import _in_charts
+from tied_lm.study.board import COLORS, deep_link
+from tied_lm.study.meanruns import CATEGORIES, _in_charts
 from tied_lm.study.summary import read_summary
 from tied_lm.study.sweep import Sweep, read_grid
 from tied_lm.study.sweepboard import write_sweep_board
@@ -126,6 +129,32 @@ def test_no_chart_has_more_than_six_lines():
     assert set(found) == set(arms)
 
 
+def test_the_charts_of_a_sweep_are_of_one_point_each(swept):
+    """What a chart shows of the runs in which its tag stands; those of a kind stand side by side."""
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        from tensorboard.plugins.custom_scalar.custom_scalars_plugin import CustomScalarsPlugin  # which brings html5lib
+
+    place, sweep = swept
+    multiplexer = EventMultiplexer().AddRunsFromDirectory(str(place)).Reload()
+    plugin = CustomScalarsPlugin(TBContext(data_provider=MultiplexerDataProvider(multiplexer, str(place))))
+    layout = json.loads(plugin.layout_impl(RequestContext(), ""))
+    having = Counter(tag for run in multiplexer.Runs().values() for tag in run["tensors"])
+    names = [point.place.name for point in sweep.points]
+    assert [category["title"] for category in layout["category"]] == list(CATEGORIES)
+    for category in layout["category"]:
+        titles = [chart["title"] for chart in reversed(category["chart"])]
+        assert len(set(titles)) == len(titles)
+        assert [title.rpartition(", at ")[2] for title in titles] == names * (len(titles) // 2)
+        for chart in category["chart"]:
+            (series,) = chart["margin"]["series"]
+            assert 1 <= having[series["value"]] <= 2
+    runs = [f"{names[0]}/tied/seed0", f"{names[1]}/mean/tied", "tied/seed12", "mean/tied"]
+    colors = COLORS.removeprefix("regex:")
+    assert {re.search(colors, run)[1] for run in runs} == {"tied"}
+    asked = parse_qs(urlsplit(deep_link(read_summary(sweep.points[0].place), of_sweep=True)).query)
+    assert [bool(re.search(asked["runFilter"][0], run)) for run in runs] == [False, True, False, False]
+
+
 def groups_of(place):
     """The table of runs, by TensorBoard's own code."""
     multiplexer = EventMultiplexer()
@@ -179,6 +208,10 @@ def test_a_sweep_is_one_table_of_averages(swept):
             assert group.hparams["data.reversibility"].number_value == point.settings["data.reversibility"]
 
 
+def is_number(text):
+    return re.fullmatch(r"-?\d+(\.\d+)?(e-?\d+)?", text) is not None
+
+
 def test_the_projector_has_the_matrices_and_what_is_known_of_each_row(place):
     for name, matrices in {"tied": ("embedding",), "untied": ("embedding", "output")}.items():
         folder = place / "mean" / name
@@ -195,6 +228,11 @@ def test_the_projector_has_the_matrices_and_what_is_known_of_each_row(place):
             lookup = [float(line[head.index("lookup")]) for line in lines]
             np.testing.assert_allclose(lookup, probe["lookup"].values[-1][rows], rtol=1e-3)
             assert (np.diff(probe["frequency"].values[rows]) <= 0).all()
+        # The projector shows the first column that is not all numbers, and has a scale of colours for those that are.
+        columns = dict(zip(head, zip(*lines, strict=True), strict=True))
+        texts = [name for name, values in columns.items() if any(value and not is_number(value) for value in values)]
+        assert texts == ["token"]
+        assert columns["token"][0] == f"#{rows[0]}"
         assert ("share" in head) == (name == "tied")
 
 

@@ -33,6 +33,7 @@ def _told(place: Path) -> tuple[str, str]:
     from tied_lm.study.board import deep_link
     from tied_lm.study.state import find, state_of
     from tied_lm.study.subject import Subject
+    from tied_lm.study.summary import read_summary
     from tied_lm.study.sweepreport import told_sweep
     from tied_lm.study.sweepresults import RESULTS, read_results
     from tied_lm.study.table import table
@@ -41,7 +42,9 @@ def _told(place: Path) -> tuple[str, str]:
     width, bold, see = terminal.width(), terminal.bold, f"TensorBoard: {tensorboard_command(place)}"
     if (place / SWEEP).exists():
         if (place / RESULTS).exists():
-            return told_sweep(read_results(place), width, bold), see
+            results = read_results(place)
+            link = deep_link(read_summary(place / results.points[0].folder), of_sweep=True)
+            return told_sweep(results, width, bold), ways_to_see(place, link)
         points = [point for below in sorted(place.iterdir()) if below.is_dir() for point in find(below, 0)]
         return "\n".join([str(state_of(place)), *(printable(f"{p.name}  {state_of(p)}") for p in points)]), see
     if (place / CONFIG).exists() and "compare" in read_json(place / CONFIG, "restore it"):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tied_lm.checks import ConfigError
 from tied_lm.cli import terminal
-from tied_lm.cli.command import parse, set_up_jax, tell, tensorboard_command
+from tied_lm.cli.command import parse, set_up_jax, tell, ways_to_see
 from tied_lm.cli.scheduler import sbatch_script
 from tied_lm.tokenstring import printable
 
@@ -85,6 +85,8 @@ def main(arguments: list[str], stop: threading.Event) -> None:
 def _show(the_sweep: "Sweep", is_new: bool) -> None:
     """The table and the page of a complete sweep, and what TensorBoard shows of it, where something of it is new."""
     from tied_lm.config import folder
+    from tied_lm.study.board import deep_link
+    from tied_lm.study.summary import read_summary
     from tied_lm.study.sweepboard import write_sweep_board
     from tied_lm.study.sweepreport import PAGE, told_sweep, write_sweep_page
     from tied_lm.study.sweepresults import RESULTS, Results, write_results
@@ -97,7 +99,8 @@ def _show(the_sweep: "Sweep", is_new: bool) -> None:
         write_results(place, results)
         write_sweep_page(place, results)
     print(told_sweep(results, terminal.width(), terminal.bold))
-    print(f"\nPicture: {printable(str(place / PAGE))}\nTensorBoard: {tensorboard_command(place)}, tab HPARAMS")
+    link = deep_link(read_summary(place / results.points[0].folder), of_sweep=True)
+    print(f"\nPicture: {printable(str(place / PAGE))}\n{ways_to_see(place, link)}\n(its tab HPARAMS has the table)")
 
 
 def _tell_needs(todo: "list[Point]", place: Path, size: int) -> None:

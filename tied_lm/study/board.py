@@ -13,8 +13,8 @@ from tied_lm.study.plan import Plan
 from tied_lm.study.summary import Summary
 
 ADDRESS = "http://localhost:6006/"
-# An arm's runs and their mean in one colour.
-COLORS = "regex:^(?:mean/)?([^/]*)"
+# An arm's runs and their mean in one colour, at all points of a sweep: what stands before the seed, if there is one.
+COLORS = r"regex:([^/]*)(?:/seed\d+)?$"
 
 
 def sessions_of(plan: Plan, runs: Mapping[str, Sequence[Run]], point: str = "") -> list[Session]:
@@ -42,8 +42,12 @@ def write_board(place: Path, plan: Plan, summary: Summary, runs: Mapping[str, Se
     write_sessions([place], sessions_of(plan, runs))
 
 
-def deep_link(summary: Summary) -> str:
-    """The address at which TensorBoard shows loss, share and cosine of all arms at once, in a colour for each arm."""
+def deep_link(summary: Summary, of_sweep: bool = False) -> str:
+    """The address at which TensorBoard shows loss, share and cosine of all arms at once, in a colour for each arm.
+
+    Args:
+        summary: of the comparison, or of a point of the sweep: then the means of all points are shown.
+    """
     pinned = ["loss/eval", "loss/excess"] if summary.entropy is not None else ["loss/eval"]
     if any(arm.tied for arm in summary.arms.values()):
         pinned += ["probe/split/share", "probe/split/cosine"]
@@ -53,4 +57,6 @@ def deep_link(summary: Summary) -> str:
         "tagFilter": "^(loss/(eval|excess)|probe/(split|band/.*)/(share|cosine)|rows_map/(share|cosine))$",
         "pinnedCards": json.dumps([{"plugin": "scalars", "tag": tag} for tag in pinned], separators=(",", ":")),
     }
+    if of_sweep:
+        state["runFilter"] = "/mean/"
     return f"{ADDRESS}?{urlencode(state, quote_via=quote)}#timeseries"

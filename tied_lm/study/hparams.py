@@ -9,7 +9,11 @@ from typing import Any, NamedTuple
 from tensorboard.compat.proto.summary_pb2 import Summary as BoardSummary
 from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 
+from tied_lm.checks import own_options
 from tied_lm.config import Config, flatten, to_dict
+from tied_lm.model.bodies import BODIES, Body
+from tied_lm.model.embedding import VocabularyModel
+from tied_lm.model.schemes import SCHEMES
 from tied_lm.record.events import Summary, write_events
 from tied_lm.study.meanruns import size_of
 
@@ -37,19 +41,32 @@ class Session(NamedTuple):
         return f"{self.arm} at {self.point}" if self.point else self.arm
 
 
+def _is_read(field: str, config: Config) -> bool:
+    """Whether the scheme or the body of a config takes an option; every other field is read by all."""
+    group, _, name = field.partition(".")
+    if group == "scheme":
+        return name in own_options(SCHEMES[config.model.tying], VocabularyModel, config.scheme, group)
+    kind = BODIES[config.model.body]
+    return group != "body" or (kind is not None and name in own_options(kind, Body, config.body, group))
+
+
 def _differing(sessions: Sequence[Session]) -> dict[str, list[Any]]:
-    """The fields in which sessions differ beside the seed, with the value of each session; and the arm."""
+    """The fields in which sessions differ beside the seed, with the value of each session; and the arm. None is that of
+    a session that does not read the field."""
     flat = [flatten(to_dict(one.config)) for one in sessions]
     columns: dict[str, list[Any]] = {"arm": [one.arm for one in sessions]}
     for field in flat[0]:
         values = [one.get(field) for one in flat]
         if field != "seed" and len({json.dumps(value) for value in values}) > 1:
-            columns[field] = values
-    return columns
+            columns[field] = [
+                v if _is_read(field, one.config) else None for v, one in zip(values, sessions, strict=True)
+            ]
+    return {field: values for field, values in columns.items() if any(value is not None for value in values)}
 
 
 def _is_number(values: Sequence[Any]) -> bool:
-    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    known = [value for value in values if value is not None]
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in known)
 
 
 def _summary(tag: str, **data: Any) -> Summary:
@@ -68,7 +85,7 @@ def _info(name: str, values: Sequence[Any]) -> api_pb2.HParamInfo:
     if _is_number(values):
         return api_pb2.HParamInfo(name=name, type=api_pb2.DATA_TYPE_FLOAT64)
     info = api_pb2.HParamInfo(name=name, type=api_pb2.DATA_TYPE_STRING)
-    info.domain_discrete.extend(sorted(set(map(_text, values))))
+    info.domain_discrete.extend(sorted({_text(value) for value in values if value is not None}))
     return info
 
 
@@ -99,6 +116,8 @@ def write_sessions(places: Sequence[Path], sessions: Sequence[Session]) -> None:
     for k, one in enumerate(sessions):
         start = plugin_data_pb2.SessionStartInfo(group_name=one.group, start_time_secs=time.time())
         for name, values in columns.items():
+            if values[k] is None:
+                continue
             if _is_number(values):
                 start.hparams[name].number_value = values[k]
             else:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tied_lm.bands import NAMES
+from tied_lm.config.folder import SWEEP
 from tied_lm.intervals import Estimate, summarize
 from tied_lm.record.cards import card_of
 from tied_lm.record.events import Summary, described, summary, write_events
@@ -18,6 +19,8 @@ from tied_lm.study.summary import Summary as Found
 
 MEAN = "mean"
 LINES = 6  # in one chart at most
+CHARTS = "charts"  # name of the file of these
+CATEGORIES = ("Loss", "Share of the lookup", "Cosine", "Loss by band")
 ENDS = "Where there is no interval, the ends lie on the mean."
 
 
@@ -31,6 +34,7 @@ class Curve(NamedTuple):
 
 
 Curves = dict[str, Curve]  # by tag
+Charts = dict[str, list]  # by title: kind and tags
 
 
 def _losses(found: Found, heldout: Mapping[str, Mapping[int, Heldout]], arm: str) -> Curves:
@@ -86,19 +90,27 @@ def _in_charts(names: Sequence[str], baseline: str) -> dict[str, list[int]]:
     return found | {baseline: list(range(max(1, -(-len(others) // (LINES - 1)))))}
 
 
-def _name(tag: str, chart: int) -> str:
-    return f"seeds/{tag}" if not chart else f"seeds/{chart + 1}/{tag}"
+def _point(place: Path) -> str:
+    """The name of a comparison that is a point of a sweep. Its charts have tags of their own, since a chart shows a tag
+    of all runs in which it stands."""
+    return place.name if (place.parent / SWEEP).exists() else ""
+
+
+def _name(tag: str, point: str, chart: int) -> str:
+    return "/".join(["seeds", *filter(None, (point, str(chart + 1) if chart else "")), tag])
 
 
 def write_mean_runs(place: Path, found: Found, runs: Mapping[str, Sequence[Run]]) -> None:
     """Write `mean/<arm>` of a finished comparison, with what the verdict speaks of, over all of the training.
 
-    Each has the tags that the seeds' runs have, and `seeds/<tag>/{mean,low,high}`, of which the charts are made.
+    Each has the tags that the seeds' runs have, and `seeds/<tag>/{mean,low,high}`, of which the charts are made; at a
+    point of a sweep `seeds/<point>/<tag>/...`.
     """
     if found.clusters is None:
         return
+    point = _point(place)
     heldout = {name: Heldout.of_runs(of_arm, found.clusters.kind) for name, of_arm in runs.items()}
-    layout: dict[str, dict[str, list]] = {}
+    layout: dict[str, Charts] = {}
     for name, charts in _in_charts(list(runs), found.baseline).items():
         if name not in runs:
             continue
@@ -107,9 +119,9 @@ def write_mean_runs(place: Path, found: Found, runs: Mapping[str, Sequence[Run]]
         curves |= _splits(runs[name], [band for band in NAMES if band in arm.bands]) if arm.tied else {}
         events = [(0, Summary(value=[size_of(arm.parameters)]))]
         for tag, curve in curves.items():
-            names = [_name(tag, chart) for chart in charts]
+            names = [_name(tag, point, chart) for chart in charts]
             for one, chart in zip(names, charts, strict=True):
-                title = curve.title if not chart else f"{curve.title} ({chart + 1})"
+                title = curve.title + f", at {point}" * bool(point) + f" ({chart + 1})" * bool(chart)
                 layout.setdefault(curve.chart, {})[title] = [
                     "Margin",
                     [f"{one}/{end}" for end in ("mean", "low", "high")],
@@ -118,10 +130,13 @@ def write_mean_runs(place: Path, found: Found, runs: Mapping[str, Sequence[Run]]
         folder = place / MEAN / name
         folder.mkdir(parents=True, exist_ok=True)
         write_events(folder, MEAN, events)
-    order = ("Loss", "Share of the lookup", "Cosine", "Loss by band")
-    # TensorBoard shows the charts of a category from the last to the first.
-    shown = {chart: dict(reversed(layout[chart].items())) for chart in order if chart in layout}
-    write_events(place / MEAN / next(iter(runs)), "charts", [(0, summary.custom_scalars(shown))])
+    write_events(place / MEAN / next(iter(runs)), CHARTS, [(0, summary.custom_scalars(laid_out(layout)))])
+
+
+def laid_out(layout: Mapping[str, Charts]) -> dict[str, Charts]:
+    """Charts by category, in the order in which they are to be shown, as TensorBoard wants them: it shows those of a
+    category from the last to the first."""
+    return {category: dict(reversed(layout[category].items())) for category in CATEGORIES if category in layout}
 
 
 def _event(tag: str, names: Sequence[str], curve: Curve, one: Estimate) -> Summary:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Float
 
 from tied_lm.bands import NAMES
 from tied_lm.config.folder import CONFIG
@@ -17,23 +18,33 @@ from tied_lm.train.checkpoint import Checkpoints
 MOST_ROWS = 10_000  # the most frequent ones
 
 
+def _labels(strings: Sequence[str]) -> list[str]:
+    """Tokens as the labels of points. The projector takes the first column that is not all numbers for these."""
+    return [f"#{text}" for text in strings] if all(text.isdecimal() for text in strings) else list(strings)
+
+
+def _numbers(values: Float[np.ndarray, "R"]) -> list[str]:
+    """Numbers as text; nothing for what is undefined, or the projector would not take the others for numbers."""
+    return ["" if np.isnan(value) else f"{value:.4g}" for value in values]
+
+
 def _metadata(run: Run, rows: np.ndarray, tied: bool) -> str:
     """A table with a line for each row: the token, and the probe of the last step."""
     with run.probe as probe:
         last = probe.isel(step=-1, token=rows)
         columns: dict[str, Sequence[str]] = {
-            "token": [str(text) for text in last["token_string"].values],
+            "token": _labels([str(text) for text in last["token_string"].values]),
             "id": [str(row) for row in rows],
-            "frequency": [f"{value:.4g}" for value in last["frequency"].values],
+            "frequency": _numbers(last["frequency"].values),
             "band": [NAMES[band] for band in last["band"].values],
         }
         norms = {part: last[part].values.astype(np.float64) for part in PARTS if tied or part != "total"}
         if tied:
             lookup, scoring = norms["lookup"] ** 2, norms["scoring"] ** 2
             with np.errstate(invalid="ignore"):
-                columns["share"] = [f"{value:.4g}" for value in lookup / (lookup + scoring)]
-            columns["cosine"] = [f"{value:.4g}" for value in last["cosine"].values]
-        columns |= {part: [f"{value:.4g}" for value in values] for part, values in norms.items()}
+                columns["share"] = _numbers(lookup / (lookup + scoring))
+            columns["cosine"] = _numbers(last["cosine"].values)
+        columns |= {part: _numbers(values) for part, values in norms.items()}
     lines = zip(*columns.values(), strict=True)
     return "\n".join("\t".join(line) for line in [tuple(columns), *lines]) + "\n"
 
