@@ -1,15 +1,20 @@
 """What is computed on eight devices, against one; run by `test_mesh.py` where there are that many."""
 
+import contextlib
 import dataclasses
 import json
 import re
+import shutil
+import tempfile
 import threading
 from collections import Counter
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
@@ -19,13 +24,15 @@ from tied_lm.checks import ConfigError
 from tied_lm.cli import compare, evaluate, scale
 from tied_lm.config import Data, Mesh
 from tied_lm.data.toy import ToyStream
+from tied_lm.files import Damaged
 from tied_lm.model import likelihoods, loss
 from tied_lm.model.mesh import ONE_DEVICE, Layout
 from tied_lm.study.plan import Arm
-from tied_lm.train import evaluation
+from tied_lm.train import digest, evaluation
 from tied_lm.train.build import build_mesh, build_stream
+from tied_lm.train.checkpoint import Checkpoints
 from tied_lm.train.loop import Interrupted, train_run
-from tied_lm.train.step import Trainer
+from tied_lm.train.step import Trainer, TrainState, Window
 
 COLLECTIVE = re.compile(r"= (.*?) (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(-start)?\(")
 
@@ -191,6 +198,80 @@ def test_updates_evaluation_and_probe(index):
             assert_array_equal(found, true, err_msg=what)
         else:
             assert_allclose(found, true, rtol=0, atol=2e-5 * np.abs(true).max(initial=0) + 1e-7, err_msg=what)
+
+
+def cut(state, kept):
+    """The values of a state without padding."""
+    return jax.tree.map(lambda leaf, true: np.asarray(leaf)[tuple(map(slice, true.shape))], state, kept)
+
+
+def state_on(layout, step, values):
+    """A state of rows and of a body, and the shapes that it keeps."""
+    values = jax.tree.map(jnp.array, values)
+    params = {"embedding": layout.padded(values["embedding"]), "body": {"kernel": values["kernel"]}}
+    opt_state = optax.adam(0.1).init(params)[0]._replace(mu=params)
+    window = Window(jnp.float32(step / 3), jnp.int32(1), jnp.int32(step))
+    state = TrainState(jnp.int32(step), params, opt_state, window, jnp.uint32(step), {})
+    specs = layout.specs(state, ("embedding",))
+    return layout.place(state, specs), layout.kept(state, specs)
+
+
+@pytest.fixture
+def arrays():
+    rng = np.random.default_rng(0)
+    return {"embedding": rng.standard_normal((1023, 6), np.float32), "kernel": rng.standard_normal((16, 3), np.float32)}
+
+
+def test_checkpoints_are_the_same_whatever_the_mesh(arrays, tmp_path, monkeypatch):
+    monkeypatch.setattr(digest, "BLOCK", 100)  # some of its blocks lie on two devices
+    layouts = [ONE_DEVICE, *(layout_of(shape, 1023) for shape in [(4, 2), (1, 8), (2, 1), (8, 1)])]
+    made = [state_on(layout, 3, arrays) for layout in layouts]
+    said = [digest.digests(*one) for one in made]
+    assert said == said[:1] * len(said)
+    for i, (state, kept) in enumerate(made):
+        with contextlib.closing(Checkpoints(tmp_path / str(i), 2)) as checkpoints:
+            checkpoints.save(state, {"train": {}}, 1.0, kept)
+            jax.tree.map(lambda leaf: leaf.delete(), state)
+            checkpoints.wait()
+            for layout in layouts:
+                like, like_kept = state_on(layout, 0, {name: 0 * value for name, value in arrays.items()})
+                restored = checkpoints.restore(like, kept=like_kept)
+                assert jax.tree.map(lambda x: x.sharding, restored) == jax.tree.map(lambda x: x.sharding, like)
+                true = jax.device_get(state_on(ONE_DEVICE, 3, arrays)[0])
+                tiny.assert_same_bits(cut(restored, like_kept), true)
+                assert not np.asarray(restored.params["embedding"])[1023:].any()
+
+
+def test_damage_of_a_checkpoint_of_a_mesh_is_named(arrays, tmp_path):
+    layouts = [layout_of((4, 2), 1023), layout_of((1, 8), 1023)]
+    (state, kept), *_ = made = [state_on(layout, 3, arrays) for layout in layouts]
+    with contextlib.closing(Checkpoints(tmp_path / "whole", 2)) as checkpoints:
+        checkpoints.save(state, {"train": {}}, None, kept)
+    names = [path.relative_to(tmp_path / "whole") for path in (tmp_path / "whole").rglob("*") if path.is_file()]
+    named = set()
+    for change, (like, like_kept) in zip((lambda data: data[: len(data) // 2], flipped), made, strict=True):
+        for name in names:
+            place, said = Path(tempfile.mkdtemp(dir=tmp_path)) / "checkpoints", None
+            shutil.copytree(tmp_path / "whole", place)
+            (place / name).write_bytes(change((place / name).read_bytes()))
+            with contextlib.closing(Checkpoints(place, 2, read_only=True)) as checkpoints:
+                try:
+                    restored = checkpoints.restore(like, step=3, kept=like_kept)
+                except Damaged as error:
+                    said = str(error)
+            if said is None:
+                tiny.assert_same_bits(cut(restored, like_kept), cut(state, kept))
+            else:
+                assert str(place / "3") in said
+                named.add(str(name))
+    of_values = {str(name) for name in names if name.parts[:3] == ("3", "state", "d")}
+    assert named >= of_values | {"3/state/manifest.ocdbt", "3/about/metadata"}
+
+
+def flipped(data):
+    """Bytes with one bit of them changed."""
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :] if data else data
 
 
 def trainer_on(config):

@@ -97,18 +97,14 @@ class Layout:
 
         return jax.tree_util.tree_map_with_path(spec, state)
 
-    def to_host(self, state: PyTree, specs: PyTree) -> PyTree:
-        """A state on the host, without padding; the same whatever the mesh."""
-        if self.mesh is None:
-            return state
-        return jax.tree.map(lambda x, s: self.cut(x) if VOCAB in s else x, jax.device_get(state), specs)
+    def kept(self, state: PyTree, specs: PyTree) -> PyTree:
+        """The shapes of the arrays of a state without padding."""
 
-    def from_host(self, state: PyTree, specs: PyTree) -> PyTree:
-        """A state that `to_host` gave, of this mesh or of any other, on the devices."""
-        if self.mesh is None:
-            return state
-        padded = jax.tree.map(lambda x, s: self.padded(jnp.asarray(x)) if VOCAB in s else x, state, specs)
-        return self.place(padded, specs)
+        def shape(leaf: Array, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
+            is_of_rows = VOCAB in spec and self.mesh is not None
+            return jax.ShapeDtypeStruct((self.vocab_size, *leaf.shape[1:]) if is_of_rows else leaf.shape, leaf.dtype)
+
+        return jax.tree.map(shape, state, specs)
 
     def place(self, tree: PyTree, specs: PyTree) -> PyTree:
         """Arrays with their parts where they belong; inside of jit and outside of it."""

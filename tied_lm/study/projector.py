@@ -54,8 +54,9 @@ def write_projector(place: Path, name: str, arm: Arm, run: Run) -> None:
     config, folder = run.config, place / MEAN / name
     checkpoints = Checkpoints(run.folder / "checkpoints", config.checkpoint.keep, read_only=True)
     try:
-        fresh = arm.trainer.to_host(arm.trainer.init(np.uint32(config.seed)))
-        state = checkpoints.restore(fresh, config=read_json(run.folder / CONFIG, "restore it"))
+        fresh = arm.trainer.init(np.uint32(config.seed))
+        values = read_json(run.folder / CONFIG, "restore it")
+        state = checkpoints.restore(fresh, config=values, kept=arm.trainer.kept(fresh))
     except Damaged:
         state = None
     finally:

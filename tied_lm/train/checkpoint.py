@@ -19,19 +19,31 @@ from orbax.checkpoint import checkpoint_managers as policies
 from tied_lm.checks import ConfigError, choose
 from tied_lm.config import differing_fields
 from tied_lm.files import Damaged, refused
+from tied_lm.train.digest import digests
 from tied_lm.train.step import TrainState
 
 METRIC = "loss/eval"
 
 
-def _digest(state: TrainState) -> str:
-    """SHA-256 of all values, since Orbax does not notice flipped bits in a data file."""
+def _of_old(state: TrainState, kept: TrainState) -> str:
+    """SHA-256 of all values, which older versions kept instead of `digests`."""
     sha = hashlib.sha256()
-    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
-        array = np.asarray(leaf)
+    for (path, leaf), shape in zip(jax.tree_util.tree_leaves_with_path(state), jax.tree.leaves(kept), strict=True):
+        array = np.asarray(leaf)[tuple(map(slice, shape.shape))]
         sha.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
         sha.update(np.ascontiguousarray(array).tobytes())
     return sha.hexdigest()
+
+
+def _is_spread(state: TrainState) -> bool:
+    """Whether its arrays lie on several devices."""
+    return len(state.step.sharding.device_set) > 1
+
+
+def _padded_rows(state: TrainState, kept: TrainState) -> int | None:
+    """The number of rows with padding, where there is padding."""
+    shapes = zip(jax.tree.leaves(state), jax.tree.leaves(kept), strict=True)
+    return next((leaf.shape[0] for leaf, true in shapes if leaf.shape != true.shape), None)
 
 
 def _reason(error: Exception) -> str:
@@ -96,24 +108,29 @@ class Checkpoints:
                 "remove the run's folder to start again"
             ) from error
 
-    def save(self, state: TrainState, config: dict[str, Any], loss: float | None) -> None:
+    def save(
+        self, state: TrainState, config: dict[str, Any], loss: float | None, kept: TrainState | None = None
+    ) -> None:
         """Start to save; the values are copied, so the state may be donated as soon as this returns.
+
+        Each process saves the parts that it has, so all of them call this; about the rest the first sees.
 
         Args:
             loss: held-out loss in nats, if it was measured at this step.
+            kept: the shapes of the arrays without padding, where they have any.
         """
-        host = jax.device_get(state)
+        kept, step = state if kept is None else kept, int(state.step)
+        # Of one device it takes fewer files so.
+        values = state if _is_spread(state) else jax.device_get(state)
+        about = {"config": config, "digests": digests(state, kept), "padded_rows": _padded_rows(state, kept)}
         with self._writing():
             saved = self.manager.save(
-                int(host.step),
-                args=ocp.args.Composite(
-                    state=ocp.args.StandardSave(host),
-                    about=ocp.args.JsonSave({"config": config, "sha256": _digest(host)}),
-                ),
+                step,
+                args=ocp.args.Composite(state=ocp.args.StandardSave(values), about=ocp.args.JsonSave(about)),
                 metrics=None if loss is None else {METRIC: loss},
             )
         if not saved:
-            raise RuntimeError(f"the checkpoint of step {int(host.step)} was not saved in {self.folder}")
+            raise RuntimeError(f"the checkpoint of step {step} was not saved in {self.folder}")
 
     def find(self, which: str) -> int:
         """The step of a checkpoint that is named by its number, as `last`, or as `best` (of the lowest held-out loss).
@@ -133,18 +150,25 @@ class Checkpoints:
         return choose(named, "step", which)
 
     def restore(
-        self, like: TrainState, *, step: int | None = None, config: Mapping[str, Any] | None = None
+        self,
+        like: TrainState,
+        *,
+        step: int | None = None,
+        config: Mapping[str, Any] | None = None,
+        kept: TrainState | None = None,
     ) -> TrainState | None:
         """The state of a step, by default of the newest; None where there is none.
 
         Args:
-            like: a state of the structure that it has.
+            like: a state of the structure that it has, its arrays on the devices where it is to be.
+            kept: the shapes of its arrays without padding. The checkpoint may have other padding, or none.
             config: what the checkpoint is to be of.
 
         Raises:
             ConfigError: it is of another config; the fields are named.
             Damaged: the checkpoint is incomplete, has other shapes or types, or its values have changed.
         """
+        kept = like if kept is None else kept
         step = self.manager.latest_step() if step is None else step
         if step is None:
             return None
@@ -161,14 +185,16 @@ class Checkpoints:
                 about = self.manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore()))["about"]
                 if config is not None:
                     self._compare(step, config, about["config"])
-                digest = about["sha256"]
+                expected = about["digests"] if "digests" in about else about["sha256"]
+                same_rows = about.get("padded_rows") == _padded_rows(like, kept)
                 if about.get("phase") == 0 and about["config"]["model"]["tying"] == "late_untie":
                     raise Damaged(
                         f"the checkpoint {place} is of a version that kept one matrix up to scheme.untie_step, and two "
                         "are expected; take one of a later step, or remove the run's folder to start again"
                     )
-                found = self.manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(like)))
-                state = found["state"]
+                # Not strict, Orbax cuts rows, or adds zeros; what is V then is seen by the digests.
+                how = ocp.args.StandardRestore(like, strict=same_rows)
+                state = self.manager.restore(step, args=ocp.args.Composite(state=how))["state"]
             except (ConfigError, Damaged):
                 raise
             except Exception as error:  # Orbax raises bare exceptions for truncated files
@@ -178,8 +204,12 @@ class Checkpoints:
         if reason:
             raise Damaged(f"the checkpoint {place} is damaged ({reason}); {remedy}")
         types = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(state)]
-        if types != [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(like)] or _digest(state) != digest:
+        if types != [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(like)] or expected != (
+            digests(state, kept) if isinstance(expected, dict) else _of_old(state, kept)
+        ):
             raise Damaged(f"the checkpoint {place} is damaged (its values are not those that were saved); {remedy}")
+        if _is_spread(like):
+            return state
         # As a new state is: not committed to a device, or each program would be compiled for it once more.
         return jax.tree.map(jnp.asarray, jax.device_get(state))
 

@@ -151,8 +151,8 @@ class _Loop:
         self.heldout = stream.heldout_ahead(max(config.data.eval_tokens, config.log.probe_tokens))
         self.values = run_values(config, stream)
         fresh = trainer.init(np.uint32(config.seed))
-        saved = checkpoints.restore(trainer.to_host(fresh), config=self.values)
-        self.state = fresh if saved is None else trainer.from_host(saved)
+        saved = checkpoints.restore(fresh, config=self.values, kept=trainer.kept(fresh))
+        self.state = fresh if saved is None else saved
         self.step = int(self.state.step)
         self.saved_step = self.step  # step 0 needs no saving: it depends on the seed alone
         rows = Rows(stream.token_strings, stream.frequencies, np.asarray(trainer.bands), config.log.tokens)
@@ -249,7 +249,7 @@ class _Loop:
             raise Diverged(f"the training state is no longer finite at step {self.step}")
         self.background.submit(self.recorder.flush)
         self.background.wait()
-        self.checkpoints.save(self.trainer.to_host(self.state), self.values, loss)
+        self.checkpoints.save(self.state, self.values, loss, self.trainer.kept(self.state))
         self.saved_step = self.step
 
     def _start_dispatch(self, due: Due, times: dict[str, float] | None) -> Dispatch:

@@ -121,13 +121,14 @@ class Trainer:
         """How the arrays of a state are shared out over the devices."""
         return self.model.layout.specs(state, self.model.vocabulary)
 
-    def to_host(self, state: TrainState) -> TrainState:
-        """A state as it is saved: V rows, whatever the devices."""
-        return self.model.layout.to_host(state, self.specs(state))
+    def kept(self, state: TrainState) -> TrainState:
+        """The shapes of what a state keeps: V rows, whatever the devices."""
+        return self.model.layout.kept(state, self.specs(state))
 
-    def from_host(self, state: TrainState) -> TrainState:
-        """A state as it was saved, on the devices."""
-        return self.model.layout.from_host(state, self.specs(state))
+    def to_host(self, state: TrainState) -> TrainState:
+        """The values of a state that this process can see whole, without padding."""
+        shapes = jax.tree.map(lambda leaf: tuple(map(slice, leaf.shape)), self.kept(state))
+        return jax.tree.map(lambda leaf, shape: leaf[shape], jax.device_get(state), shapes)
 
     def _place(self, state: TrainState) -> TrainState:
         return self.model.layout.place(state, self.specs(state))

@@ -105,15 +105,16 @@ class Results:
         if key not in self._params:
             found = self._of(setting, arm)
             trainer = found.plan.arms[arm].trainer
-            state = trainer.to_host(trainer.init(np.uint32(seed)))
+            state = trainer.init(np.uint32(seed))
             if step != 0:
                 config = dataclasses.replace(found.plan.arms[arm].config, seed=seed)
                 place = run_folder(found.place, arm, config) / "checkpoints"
-                restored = Checkpoints(place, config.checkpoint.keep, read_only=True).restore(state, step=step)
+                checkpoints = Checkpoints(place, config.checkpoint.keep, read_only=True)
+                restored = checkpoints.restore(state, step=step, kept=trainer.kept(state))
                 if restored is None:
                     raise Missing(f"{place} has no checkpoint")
                 state = restored
-            self._params[key] = jax.device_get(state.params)
+            self._params[key] = trainer.to_host(state).params
         return self._params[key]
 
     def matrices(
