@@ -112,7 +112,7 @@ def _draw_bar(image: Image.Image, words: str, scale: tuple[Normalize, str]) -> N
     norm, (left, right) = scale[0], (RIGHT + 18, RIGHT + 34)
     image.paste(_colored(norm.inverse(np.linspace(1, 0, 256))[:, None], scale, right - left, BOTTOM - TOP), (left, TOP))
     locator = LogLocator(numticks=7) if isinstance(norm, LogNorm) else MaxNLocator(4)
-    for value in locator.tick_values(*norm.inverse([0, 1])):
+    for value in locator.tick_values(*norm.inverse(np.array([0.0, 1.0]))):
         y = BOTTOM - (BOTTOM - TOP) * float(norm(value))
         if TOP - 1 <= y <= BOTTOM + 1:
             ImageDraw.Draw(image).line((right, y, right + 4, y), "black")
