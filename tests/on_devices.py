@@ -323,6 +323,10 @@ def test_a_run(shape, fields, tmp_path, make_config, monkeypatch):
             assert_allclose(run.rows[name], values, rtol=0, atol=2e-4 * last, err_msg=name)
         for name in ("input_count", "target_count"):
             assert_array_equal(run.rows[name], true.rows[name])
+        for name in (name for name in true.probe if "_to_start" in name):
+            assert_allclose(run.probe[name], true.probe[name], rtol=0, atol=1e-3, err_msg=name)
+        for tag in (tag for tag in true.tags() if tag.startswith("geometry/")):
+            assert_allclose(list(run.scalars(tag).values()), list(true.scalars(tag).values()), atol=2e-3, err_msg=tag)
 
 
 @pytest.mark.slow

@@ -208,14 +208,19 @@ def board_tag(tag: str, strings: Mapping[str, str] = {}) -> str:
     if "token/" in tag:
         name, field = tag.split("/")[-2:]
         return f"rows_followed/{name} {strings[name]}/{field}" if name in strings else f"rows_followed/{name}/{field}"
+    if tag.startswith("geometry/"):
+        return f"rows_{tag}"
     batch = tag.startswith(("grad_norm/", "split/", "band/", "rows_zero/", "rows_nonfinite", "optimizer/"))
     return f"single_batch/{tag}" if batch else tag
 
 
 def is_aside(tag: str) -> bool:
-    """Whether metrics.jsonl alone keeps a scalar: of a single batch, where the probe has the same with less noise."""
+    """Whether metrics.jsonl alone keeps a scalar: norms of a single batch, where the probe has the same with less
+    noise, and of the geometry what is not among the few that say most."""
     parts = tag.removeprefix("hypothetical/").split("/")
-    return parts[0] == "token" or (parts[0] == "band" and parts[-1] in ("pull", "push", "total"))
+    if parts[0] == "geometry":
+        return "band" in parts or parts[-1] in ("participation_ratio", "isotropy", "distance_to_start")
+    return parts[0] == "token" or (parts[0] == "band" and parts[-1] not in ("loss", "share", "cosine"))
 
 
 def assert_same_run(a: Path, b: Path, config: Config) -> None:

@@ -73,6 +73,7 @@ COSINE = Kind(
     defined=lambda stats: (stats.lookup > 0) & (stats.scoring > 0),
 )
 COUNT = Kind(units="tokens")
+DRIFT = {"cosine_to_start": Kind(units="1"), "distance_to_start": Kind(units="parameter")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +97,7 @@ FIELDS = {
     "cosine": Field(COSINE, lambda split: row_cosine(split.lookup, split.scoring), hypothetical=True),
     "input_count": Field(COUNT),
     "target_count": Field(COUNT),
+    **{name: Field(kind) for name, kind in DRIFT.items()},  # of the rows themselves, at the steps of the probe
 }
 
 

@@ -15,9 +15,9 @@ from tied_lm.record.history import RowLog
 from tied_lm.record.recorder import WRITERS, writers_of
 from tied_lm.record.rowtags import Rows
 from tied_lm.record.runrecorder import ROWS, RunRecorder
-from tied_lm.record.slots import Probe, Record
+from tied_lm.record.slots import Probe, Record, drift_field
 from tied_lm.record.writer import Writer
-from tied_lm.rows import PARTS, RowStats
+from tied_lm.rows import DRIFT, PARTS, RowStats
 
 V = 6
 FREQUENCIES = np.array([0.1, 0.4, 0.0, 0.2, 0.3, 0.0])
@@ -58,13 +58,18 @@ def probed(step):
     return Probe(stats(step), {}, np.int32(9))
 
 
+def drift(*names):
+    fields = [drift_field(field, name, names) for name in names for field in DRIFT]
+    return {field: np.arange(V, dtype=np.float32) / V for field in fields}
+
+
 def lines_of(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_a_step_lands_everywhere(open_recorder, tmp_path):
     recorder = open_recorder()
-    recorder.write(4, {"loss/train": 1.5}, record(4), probed(40))
+    recorder.write(4, {"loss/train": 1.5}, record(4), probed(40), drift=drift("embedding"))
     recorder.flush()
     (line,) = lines_of(tmp_path)
     assert line["step"] == 4
@@ -80,7 +85,10 @@ def test_a_step_lands_everywhere(open_recorder, tmp_path):
     assert line["probe/token/middle_3/cosine"] == pytest.approx(0.5)
     with xr.open_zarr(tmp_path / "rows.zarr") as rows, xr.open_zarr(tmp_path / "probe.zarr") as probe:
         assert set(rows.data_vars) == {*RowStats._fields, "update", "weight", "frequency", "band"}
-        assert set(probe.data_vars) == {*RowStats._fields, "frequency", "band"}
+        assert set(probe.data_vars) == {*RowStats._fields, *DRIFT, "frequency", "band"}
+        np.testing.assert_array_equal(probe.distance_to_start, [np.arange(V, dtype=np.float32) / V])
+        assert np.isnan(probe.cosine_to_start[0, 0])  # of a row that is 0
+        assert not np.isnan(probe.cosine_to_start[0, 1:]).any()
         np.testing.assert_array_equal(rows.lookup, [np.arange(V) + 4])
         np.testing.assert_array_equal(rows["update"], [np.full(V, 4)])
         np.testing.assert_array_equal(rows.weight, [np.full(V, 4.5)])
@@ -101,7 +109,7 @@ def test_unseen_rows_are_a_band(open_recorder, tmp_path):
 def test_an_untied_run_says_what_is_hypothetical(open_recorder, tmp_path):
     names = ("embedding", "output")
     recorder = open_recorder(model=UntiedEmbedding, untied_from=0)
-    recorder.write(2, {}, record(2, names), probed(2))
+    recorder.write(2, {}, record(2, names), probed(2), drift=drift(*names))
     recorder.flush()
     (line,) = lines_of(tmp_path)
     for tag in line:
@@ -116,7 +124,7 @@ def test_an_untied_run_says_what_is_hypothetical(open_recorder, tmp_path):
 
 def test_a_tied_run_has_nothing_hypothetical(open_recorder, tmp_path):
     recorder = open_recorder()
-    recorder.write(2, {}, record(2), probed(2))
+    recorder.write(2, {}, record(2), probed(2), drift=drift("embedding"))
     recorder.flush()
     assert not any("hypothetical" in tag for tag, _ in tiny.board_values(tmp_path))
     with xr.open_zarr(tmp_path / "rows.zarr") as rows:
@@ -156,7 +164,7 @@ def test_a_step_without_anything_is_no_line(open_recorder, tmp_path):
 
 def test_the_metrics_come_last(open_recorder, tmp_path, monkeypatch):
     recorder = open_recorder()
-    recorder.write(1, {"loss/train": 1.0}, record(1), probed(1))
+    recorder.write(1, {"loss/train": 1.0}, record(1), probed(1), drift=drift("embedding"))
     for place in (recorder.recorder.writers[0], *recorder.recorder.arrays.values()):
         with monkeypatch.context() as patched:
             patched.setattr(place, "flush", lambda: 1 / 0)
@@ -170,7 +178,7 @@ def test_the_metrics_come_last(open_recorder, tmp_path, monkeypatch):
 def test_opening_cuts_what_will_be_written_again(open_recorder, tmp_path):
     recorder = open_recorder()
     for step in range(6):
-        recorder.write(step, {"loss/train": float(step)}, record(step), probed(step))
+        recorder.write(step, {"loss/train": float(step)}, record(step), probed(step), drift=drift("embedding"))
     recorder.close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 6, "loss/tr')
@@ -179,7 +187,7 @@ def test_opening_cuts_what_will_be_written_again(open_recorder, tmp_path):
     for name in ("rows.zarr", "probe.zarr"):
         np.testing.assert_array_equal(tiny.dataset(tmp_path / name)["step"], [0, 1, 2, 3])
     for step in (4, 5):
-        recorder.write(step, {"loss/train": float(step)}, record(step), probed(step))
+        recorder.write(step, {"loss/train": float(step)}, record(step), probed(step), drift=drift("embedding"))
     recorder.close()
     assert [line["step"] for line in lines_of(tmp_path)] == list(range(6))
     shown = {step for tag, step in tiny.board_values(tmp_path) if tag == "single_batch/grad_norm/total"}

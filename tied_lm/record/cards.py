@@ -35,6 +35,15 @@ MEANINGS = {
     "time/ms_of_evaluation": "of the evaluation, milliseconds",
     "time/ms_of_probe": "of the probe, milliseconds",
 }
+GEOMETRY = {  # of whole matrices; metrics.jsonl has more
+    "effective_rank": "exp of the entropy of the singular values (Roy and Vetterli 2007), 1 to D",
+    "mean_row": "norm of the mean row over the mean norm of the rows, 0 to 1",
+    "mean_cosine": "mean cosine of two different rows, -1 to 1; far above 0 they lie in a cone",
+    "norm_slope": "slope of the norm of a row against the log of its frequency, parameter / nat",
+    "cosine_to_start": "mean cosine of a row with itself at step 0, -1 to 1",
+    "spearman": "rank correlation of the cosines of pairs of rows in the one and the other, -1 to 1; 5,000 pairs",
+    "cka": "linear centred kernel alignment of the two (Kornblith et al. 2019), 0 to 1",
+}
 ROWS_ZERO = "share of the rows whose part is exactly 0, 0 to 1"
 LOG10 = "log10 of {} of each row; rows at 0 are left out (rows_zero has their share)"
 MEANINGLESS = (
@@ -68,6 +77,9 @@ def _about(tag: str, strings: Mapping[str, str]) -> str:
     if tag in MEANINGS:
         return MEANINGS[tag]
     group, field = parts[0], parts[-1]
+    if group == "geometry" and field in GEOMETRY:
+        where = "embedding and output" if parts[1] == "likeness" else f"the matrix {parts[1]}"
+        return f"{GEOMETRY[field]}; of {where}"
     if len(parts) == 1 or group not in (*BATCH, "probe", "token"):
         return ""
     if group == "rows_zero":
@@ -78,6 +90,12 @@ def _about(tag: str, strings: Mapping[str, str]) -> str:
     if field == "clipped":
         return MEANINGS[field]
     return f"{MEANINGS.get(field, f'norm of the part {field}, nats / parameter')}; {_over(parts, strings)}; {where}"
+
+
+def is_headline(tag: str) -> bool:
+    """Whether a scalar of the geometry has a card: one of each matrix and not of a band, of those that say most."""
+    parts = tag.split("/")
+    return len(parts) == 3 and parts[2] in GEOMETRY
 
 
 def card_of(tag: str, strings: Mapping[str, str]) -> Card:
@@ -96,6 +114,8 @@ def card_of(tag: str, strings: Mapping[str, str]) -> Card:
     group, *rest = tag.split("/")
     if group == "band" and rest[-1] == "loss":
         return Card(f"loss/of_band/{rest[0]}", about)
+    if group == "geometry":
+        return Card(f"rows_{tag}", about)
     followed = tag.removeprefix("probe/").split("/")
     if followed[0] == "token" and len(followed) == 3:
         _, name, field = followed

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Array, Float, Int
 
 from tied_lm.bands import split_scalars
 from tied_lm.files import AGAIN, Damaged
+from tied_lm.record.cards import is_headline
 from tied_lm.record.recorder import Histograms, Log, Recorder
 from tied_lm.record.rowtags import (
     TOKENS,
@@ -24,16 +25,24 @@ from tied_lm.record.rowtags import (
     token_scalars,
 )
 from tied_lm.record.scalars import METRICS
-from tied_lm.record.slots import Evaluation, Probe, Record, Recorded
-from tied_lm.rows import PARTS, RowStats
+from tied_lm.record.slots import Evaluation, Probe, Record, Recorded, drift_field
+from tied_lm.rows import DRIFT, PARTS, RowStats, mark_undefined
 
 ROWS = "rows.zarr"
 PROBE = "probe.zarr"
 HELDOUT = "heldout.zarr"
 METRIC = "loss/eval"
 
-ASIDE = re.compile(r"(hypothetical/)?band/.*/(pull|push|total)")  # of a batch, beside lookup and scoring
+ASIDE = re.compile(r"(hypothetical/)?band/.*/(lookup|scoring|pull|push|total)")  # of a batch, beside share and cosine
 UPDATE = "of the update from this step to the next; none follows the last"
+
+
+def _marked(drift: Mapping[str, Float[Array, "V"]]) -> dict[str, Any]:
+    """A drift with NaN for what is undefined."""
+    return {
+        name: mark_undefined(values_V != 0, values_V) if name.startswith("cosine") else values_V
+        for name, values_V in drift.items()
+    }
 
 
 class RunRecorder:
@@ -62,14 +71,15 @@ class RunRecorder:
         evaluated: tuple[str, ...] = (),
     ):
         self.folder, self.rows, self.untied_from = folder, rows, untied_from
-        self.suffixes = {name: f"_{name}" if len(model.vocabulary) > 1 else "" for name in model.vocabulary}
+        self.suffixes = {name: drift_field("", name, model.vocabulary) for name in model.vocabulary}
+        self.has_drift = not first_step or all((folder / PROBE / name).exists() for name in self._drift())
         stats = {name: attributes_of(name, untied_from) for name in (*RowStats._fields, *model.push_parts)}
         losses = {f"nll_{band}": {"units": "nats"} for band in rows.present}
         counts = {f"tokens_{band}": {"units": "tokens"} for band in rows.present}
         others = {name: {"units": "bytes" if name == "bytes" else "nats"} for name in evaluated}
         logs = {
             ROWS: Log(stats | self._parameters(), rows.constants, rows.strings),
-            PROBE: Log(stats, rows.constants, rows.strings),
+            PROBE: Log(stats | (self._drift() if self.has_drift else {}), rows.constants, rows.strings),
             HELDOUT: Log(losses | counts | others, {"cluster": clusters}, dimension="sequence"),
         }
         self.recorder = Recorder(folder, first_step, logs, config["log"]["writers"])
@@ -88,6 +98,15 @@ class RunRecorder:
             for field, text in {"update": UPDATE, "weight": "at this step"}.items():
                 found[field + suffix] = {"units": "parameter", "description": text + late}
         return found
+
+    def _drift(self) -> dict[str, dict[str, str]]:
+        """Attributes of what probe.zarr keeps of the vocabulary's parameters, by field. Folders of older versions have
+        none of it, and are continued without."""
+        return {
+            field + suffix: {"units": kind.units, "description": f"of {name}, to its row at step 0"}
+            for name, suffix in self.suffixes.items()
+            for field, kind in DRIFT.items()
+        }
 
     def _tied(self, step: int) -> bool:
         return self.untied_from is None or step < self.untied_from
@@ -127,6 +146,8 @@ class RunRecorder:
         record: Record | None = None,
         probe: Probe | None = None,
         evaluation: Evaluation | None = None,
+        geometry: Mapping[str, float] | None = None,
+        drift: Mapping[str, Float[Array, "V"]] | None = None,
     ) -> None:
         """Write down all there is of one step; each step is written once, in order.
 
@@ -135,11 +156,13 @@ class RunRecorder:
             record: of this step's batch and update.
             probe: row statistics over the probe.
             evaluation: sums by held-out sequence.
+            geometry: how the vocabulary's parameters lie, by tag.
+            drift: of the rows of the vocabulary's parameters, beside every probe; by field, see `slots.Geometry`.
         """
         scalars, tied = dict(scalars), self._tied(step)
         histograms: Histograms = {}
         arrays: dict[str, Any] = {}
-        aside: dict[str, float] = {}  # curves that the probe shows with less noise
+        aside: dict[str, float] = {}  # curves that the probe shows with less noise, and what heads no card
         if record is not None:
             histograms = tagged(dict(zip(PARTS, record.histograms, strict=True)), tied)
             of_batch = row_scalars(record.stats, self.rows, tied) | part_scalars(record.push_parts, self.rows)
@@ -152,7 +175,9 @@ class RunRecorder:
         if probe is not None:
             found = split_scalars(probe.stats, self.rows.bands, tied) | part_scalars(probe.push_parts, self.rows)
             scalars |= of_probe(found | token_scalars(probe.stats, self.rows, tied))
-            arrays[PROBE] = probe.stats.marked()._asdict() | probe.push_parts
+            arrays[PROBE] = probe.stats.marked()._asdict() | probe.push_parts | _marked(drift or {})
+        for tag, value in (geometry or {}).items():
+            (scalars if is_headline(tag) else aside)[tag] = value
         if evaluation is not None:
             arrays[HELDOUT] = evaluation.by_sequence()
         self.recorder.write(step, scalars, histograms, arrays, aside)

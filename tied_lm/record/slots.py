@@ -1,5 +1,6 @@
 """What a recorded update saw and did, and how the device keeps several of them."""
 
+from collections.abc import Collection
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -44,6 +45,18 @@ class Probe(NamedTuple):
     stats: RowStats
     push_parts: dict[str, Float[Array, "V"]]
     tokens: Int[Array, ""]
+
+
+class Geometry(NamedTuple):
+    """Where the rows of the vocabulary's matrices are at a probe."""
+
+    drift: dict[str, Float[Array, "V"]]  # from the start, by `drift_field`; a cosine of 0 is undefined
+    rows: dict[str, Float[Array, "M D"]]  # those that are measured, by parameter
+
+
+def drift_field(field: str, name: str, vocabulary: Collection[str]) -> str:
+    """What a field of the drift, or another of one matrix, is called where there are several."""
+    return f"{field}_{name}" if len(vocabulary) > 1 else field
 
 
 class Evaluation(NamedTuple):

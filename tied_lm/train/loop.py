@@ -21,11 +21,12 @@ from tied_lm.record.background import Background
 from tied_lm.record.rowtags import Rows
 from tied_lm.record.runrecorder import RunRecorder
 from tied_lm.record.scalars import is_finished
-from tied_lm.record.slots import Evaluation, Probe, Records
+from tied_lm.record.slots import Evaluation, Geometry, Probe, Record, Records
 from tied_lm.train import evaluation as programs
 from tied_lm.train.calendar import Schedule
 from tied_lm.train.checkpoint import METRIC, Checkpoints
 from tied_lm.train.clock import Clock
+from tied_lm.train.geometry import Measure
 from tied_lm.train.interrupts import stopped_by_interrupt
 from tied_lm.train.step import Trainer, Window
 
@@ -48,6 +49,7 @@ class Due(NamedTuple):
     window: Window | None
     evaluation: Evaluation | None
     probe: Probe | None
+    geometry: Geometry | None  # beside a probe
     called: float  # when, by `time.perf_counter`
 
 
@@ -151,6 +153,8 @@ class _Loop:
         self.heldout = stream.heldout_ahead(max(config.data.eval_tokens, config.log.probe_tokens))
         self.values = run_values(config, stream)
         fresh = trainer.init(np.uint32(config.seed))
+        starts = {name: fresh.params[name] for name in trainer.model.vocabulary}  # they depend on the seed alone
+        self.measure = Measure(starts, stream.frequencies, np.asarray(trainer.bands), trainer.model.layout)
         saved = checkpoints.restore(fresh, config=self.values, kept=trainer.kept(fresh))
         self.state = fresh if saved is None else saved
         self.step = int(self.state.step)
@@ -217,15 +221,16 @@ class _Loop:
 
     def _start_due(self) -> Due:
         step, schedule, params, heldout = self.step, self.schedule, self.state.params, self.heldout
-        evaluation = probe = None
+        evaluation = probe = geometry = None
         called = time.perf_counter()
         if step in schedule.evaluations:
             evaluation = programs.evaluate(self.trainer, params, heldout, self._held(self.config.data.eval_tokens))
         if step in schedule.probes:
             probe = programs.probe(self.trainer, params, heldout, self._held(self.config.log.probe_tokens))
+            geometry = self.measure.look(params)
         # Copied, since the dispatch that follows is given the state's own arrays to overwrite.
         window = jax.tree.map(jnp.copy, self.state.window) if step in schedule.scalars else None
-        return Due(window, evaluation, probe, called)
+        return Due(window, evaluation, probe, geometry, called)
 
     def _wait(self, due: Due) -> dict[str, float]:
         """Wait for what is due at a step, of which all updates before it are written; its `time/` scalars.
@@ -233,7 +238,8 @@ class _Loop:
         Milliseconds of an update are the mean of those since the last record, without what else was done.
         """
         times: dict[str, float] = {}
-        for part, results in (("evaluation", due.evaluation), ("probe", due.probe)):
+        probe = None if due.probe is None else (due.probe, due.geometry)
+        for part, results in (("evaluation", due.evaluation), ("probe", probe)):
             if results is not None:
                 seconds = self.clock.wait(part, due.called, results)
                 times |= {} if seconds is None else {f"time/ms_of_{part}": 1e3 * seconds}
@@ -291,18 +297,32 @@ class _Loop:
                 if self.trainer.has_sum_rule:
                     gradient_V = record.stats.total if self.trainer.model.tied_at(step) else record.stats.scoring
                     step_scalars["split/residual"] = float(record.residual) if gradient_V.any() else math.nan
-            probe, evaluation = (d.due.probe, d.due.evaluation) if at_start else (None, None)
-            if not _is_finite((record, probe)):
+            evaluation, probe, geometry = d.due[1:4] if at_start else (None, None, None)
+            if not _is_finite((record, probe, geometry)):
                 raise Diverged(f"the gradients or updates are no longer finite at step {step}")
             if record is not None and step == self.schedule.steps:
                 # The run makes no update there: a size would be one that was never applied.
                 record = record._replace(updates=jax.tree.map(lambda v: np.full_like(v, np.nan), record.updates))
-            self.background.submit(self.recorder.write, step, step_scalars, record, probe, evaluation)
+            self.background.submit(self._record, step, step_scalars, record, probe, evaluation, geometry)
         if d.updates:
             self.progress(d.updates)
         if time.perf_counter() - self.flushed > FLUSH_SECONDS and d.updates:
             self.background.submit(self.recorder.flush)
             self.flushed = time.perf_counter()
+
+    def _record(
+        self,
+        step: int,
+        scalars: dict[str, float],
+        record: Record | None,
+        probe: Probe | None,
+        evaluation: Evaluation | None,
+        geometry: Geometry | None,
+    ) -> None:
+        """Write down what there is of a step, in the background, where the host's part of the geometry is done too."""
+        measured = None if geometry is None else self.measure.scalars(geometry)
+        drift = None if geometry is None else geometry.drift
+        self.recorder.write(step, scalars, record, probe, evaluation, measured, drift)
 
     def _scalars(self, d: Dispatch) -> dict[str, float]:
         """Scalars of a dispatch's first step, on the host; and the length of later dispatches, from its time."""

@@ -16,7 +16,7 @@ from tied_lm.config import Config, to_dict
 from tied_lm.model.mesh import DATA, VOCAB
 from tied_lm.record.histogram import BINS
 from tied_lm.record.history import STEPS_IN_CHUNK, TOKENS_IN_CHUNK
-from tied_lm.rows import PARTS, RowStats, shown_by_group
+from tied_lm.rows import DRIFT, PARTS, RowStats, shown_by_group
 from tied_lm.train.build import build_mesh
 from tied_lm.train.calendar import Schedule
 
@@ -46,8 +46,8 @@ def memory_bytes(config: Config) -> dict[str, int]:
     model, body, data = config.model, config.body, config.data
     width = config.scheme["factor_features"] if model.tying == "factorised" else model.features
     matrices = 2 if model.tying in ("untied", "late_untie") else 1
-    # The matrices, what the optimizer keeps of them, and the four tables of one batch and of the probe's sum.
-    tables = matrices * (1 + MOMENTS.get(config.optimizer.name, 2)) + 8
+    # The matrices, those of step 0, what the optimizer keeps, and the four tables of one batch and of the probe's sum.
+    tables = matrices * (2 + MOMENTS.get(config.optimizer.name, 2)) + 8
     positions = data.batch_size * data.length
     # Ids, targets, and hidden vectors with their gradient.
     batch = positions * (8 * model.features + 8)
@@ -139,11 +139,12 @@ def disk_bytes(trainer: "Trainer", token_strings: Sequence[str]) -> int:
 
     stats = len(RowStats._fields) + parts
     rows = arrays(len(schedule.rows), stats + 2 * len(model.vocabulary), vocab_size)
-    probes = arrays(len(schedule.probes), stats, vocab_size)
+    probes = arrays(len(schedule.probes), stats + len(DRIFT) * len(model.vocabulary), vocab_size)
 
     curves = len(PARTS) * (3 + len(config.log.tokens))
     scalars = len(schedule.scalars) * 20 + len(schedule.evaluations) * (10 + BANDS)
     scalars += (len(schedule.rows) + len(schedule.probes)) * (SPLIT_SCALARS + (1 + BANDS) * parts + 20)
+    scalars += len(schedule.probes) * (2 + (8 + 2 * BANDS) * len(model.vocabulary))
     scalars += len(schedule.rows) * (curves + 2 * len(model.others))
     histograms = len(schedule.rows) * len(PARTS) * (20 * BINS + 200)
     batches = -(-config.data.eval_tokens // (config.data.batch_size * config.data.length))

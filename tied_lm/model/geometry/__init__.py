@@ -11,7 +11,7 @@ __all__, __getattr__, __dir__ = door(
     {
         "matrix": "MatrixGeometry effective_rank isotropy mean_cosine measure_matrix norm_slope participation_ratio",
         "movement": "CommonDrift Drift common_drift measure_drift",
-        "likeness": "Comparison Likeness compare_matrices",
+        "likeness": "Comparison Likeness cka compare_matrices pair_spearman",
         "predictions": "Predictions measure_predictions",
         "shares": "Shares measure_shares",
     },

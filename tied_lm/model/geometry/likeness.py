@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Float32, Float64, Int
-from scipy.stats import spearmanr
 
 from tied_lm.model.geometry.arrays import AnyArray, Rows, principal_axes, row_cosines, rows_of, unit_rows, whitening
 
@@ -69,13 +68,13 @@ def compare_matrices(a: Float[AnyArray, "V D"], b: Float[AnyArray, "V E"], seed:
         raise ValueError(f"a and b have {rows} rows that are 0 in neither: likeness takes 3 or more")
     unit_a_VxD, unit_b_VxE = (unit_rows(rows_VxD.astype(np.float32)) for rows_VxD in (a_VxD, b_VxE))
     order_V = rng.permutation(rows)
-    left_P, right_P = _pairs(rows, rng)
+    left_P, right_P = _pairs(rows, rng, PAIRS)
     judged_J = rng.permutation(rows)[:JUDGED]
     queries_Q, k = judged_J[:QUERIES], min(NEIGHBOURS, rows - 1)
     cosines_P = _pair_cosines(unit_a_VxD, left_P, right_P)
 
     def spearman(left_P: np.ndarray, right_P: np.ndarray) -> float:
-        return float(spearmanr(cosines_P, _pair_cosines(unit_b_VxE, left_P, right_P)).statistic)
+        return _spearman(cosines_P, _pair_cosines(unit_b_VxE, left_P, right_P))
 
     agreeing = _agreement(_nearest(unit_a_VxD, queries_Q, k), _nearest(unit_b_VxE, queries_Q, k))
     alignment, permuted = _alignments(a_VxD - a_VxD.mean(axis=0), b_VxE - b_VxE.mean(axis=0), order_V, judged_J)
@@ -90,13 +89,42 @@ def compare_matrices(a: Float[AnyArray, "V D"], b: Float[AnyArray, "V E"], seed:
     )
 
 
-def _pairs(rows: int, rng: np.random.Generator) -> tuple[Int[np.ndarray, "P"], Int[np.ndarray, "P"]]:
+def pair_spearman(a: Float[AnyArray, "V D"], b: Float[AnyArray, "V E"], pairs: int = PAIRS, seed: int = 0) -> float:
+    """The `spearman` of `compare_matrices` by itself, over at most so many pairs; NaN with fewer than three rows."""
+    a_VxD, b_VxE = rows_of("a", a).astype(np.float32), rows_of("b", b).astype(np.float32)
+    both_V = a_VxD.any(axis=1) & b_VxE.any(axis=1)
+    rows = int(np.count_nonzero(both_V))
+    if rows < 3:
+        return np.nan
+    drawn = _pairs(rows, np.random.default_rng(seed), pairs)
+    return _spearman(*(_pair_cosines(unit_rows(rows_VxD[both_V]), *drawn) for rows_VxD in (a_VxD, b_VxE)))
+
+
+def _spearman(a_P: Float32[np.ndarray, "P"], b_P: Float32[np.ndarray, "P"]) -> float:
+    """Pearson's correlation of ranks, in which equal values share their mean rank; NaN where all are equal."""
+    ranks = []
+    for values_P in (a_P, b_P):
+        _, which_P, count = np.unique(values_P, return_inverse=True, return_counts=True)
+        rank_P = (np.cumsum(count) - (count - 1) / 2)[which_P]
+        ranks.append(rank_P - rank_P.mean())
+    size = np.sqrt(np.sum(ranks[0] ** 2) * np.sum(ranks[1] ** 2))
+    return float(np.sum(ranks[0] * ranks[1]) / size) if size else np.nan
+
+
+def cka(a: Float[AnyArray, "V D"], b: Float[AnyArray, "V E"]) -> float:
+    """The `cka` of `compare_matrices` by itself, over all rows; NaN where all rows of one are equal."""
+    a_VxD, b_VxE = (rows_VxD - rows_VxD.mean(axis=0) for rows_VxD in (rows_of("a", a), rows_of("b", b)))
+    kernels = np.linalg.norm(a_VxD.T @ a_VxD) * np.linalg.norm(b_VxE.T @ b_VxE)
+    return float(np.sum((a_VxD.T @ b_VxE) ** 2) / kernels) if kernels else np.nan
+
+
+def _pairs(rows: int, rng: np.random.Generator, most: int) -> tuple[Int[np.ndarray, "P"], Int[np.ndarray, "P"]]:
     """Pairs of two different rows: all, or where these are many a sample with replacement."""
-    if rows * (rows - 1) // 2 <= PAIRS:
+    if rows * (rows - 1) // 2 <= most:
         left_P, right_P = np.triu_indices(rows, 1)
         return left_P, right_P
-    left_P = rng.integers(rows, size=PAIRS)
-    return left_P, (left_P + rng.integers(1, rows, size=PAIRS)) % rows
+    left_P = rng.integers(rows, size=most)
+    return left_P, (left_P + rng.integers(1, rows, size=most)) % rows
 
 
 def _pair_cosines(

@@ -87,7 +87,9 @@ def _norm_slope(rows_VxD: Rows, frequency_V: np.ndarray) -> float:
     seen = frequency_V > 0
     if np.unique(frequency_V[seen]).size < 2:
         return np.nan
-    return float(np.polyfit(np.log(frequency_V[seen]), norms(rows_VxD[seen]), 1)[0])
+    log_f = np.log(frequency_V[seen])
+    log_f -= log_f.mean()
+    return float(log_f @ norms(rows_VxD[seen]) / (log_f @ log_f))
 
 
 def measure_matrix(table: Float[AnyArray, "V D"], frequencies: Float[AnyArray, "V"] | None = None) -> MatrixGeometry:

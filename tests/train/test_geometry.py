@@ -1,0 +1,66 @@
+"""The geometry that a run records: against NumPy on the matrices of the same steps, by hand where rows are sampled."""
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from tests import tiny
+from tied_lm import geometry, open_run
+from tied_lm.bands import bands_of
+from tied_lm.train.build import build_stream
+from tied_lm.train.geometry import Measure
+
+CONFIG = tiny.make_config("model.tying=untied")
+
+
+def unit(rows):
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def mean_of_pairs(rows):
+    return (unit(rows) @ unit(rows).T)[np.triu_indices(len(rows), 1)].mean()
+
+
+def test_a_run_tells_how_its_matrices_lie_and_how_far_their_rows_have_come(tmp_path):
+    tiny.train(tmp_path / "run", CONFIG)
+    run, states, frequencies = open_run(tmp_path / "run"), tiny.trajectory(CONFIG), build_stream(CONFIG).frequencies
+    lines = {line["step"]: line for line in run.lines()}
+    assert {step for step, line in lines.items() if any(t.startswith("geometry/") for t in line)} == {*tiny.PROBE_STEPS}
+    with run.probe as probe:
+        for step in (0, 9, 39):
+            now = {name: np.asarray(states[step].params[name], np.float64) for name in ("embedding", "output")}
+            for name, rows in now.items():
+                start, tags = np.asarray(states[0].params[name], np.float64), f"geometry/{name}/"
+                found = geometry.measure_matrix(rows, frequencies)
+                for field in ("effective_rank", "participation_ratio", "mean_row", "isotropy", "norm_slope"):
+                    assert lines[step][tags + field] == pytest.approx(getattr(found, field), rel=1e-3), field
+                assert lines[step][tags + "mean_cosine"] == pytest.approx(mean_of_pairs(rows), abs=1e-4)
+                last = rows[bands_of(frequencies) == 4]
+                assert lines[step][tags + "band/4/mean_cosine"] == pytest.approx(mean_of_pairs(last), abs=1e-4)
+                cosine, distance = np.sum(unit(rows) * unit(start), axis=1), np.linalg.norm(rows - start, axis=1)
+                at = probe.sel(step=step)
+                np.testing.assert_allclose(at[f"cosine_to_start_{name}"], cosine, atol=1e-4)
+                np.testing.assert_allclose(at[f"distance_to_start_{name}"], distance, rtol=1e-3, atol=1e-6)
+                assert lines[step][tags + "cosine_to_start"] == pytest.approx(cosine.mean(), abs=1e-4)
+                assert lines[step][tags + "distance_to_start"] == pytest.approx(distance.mean(), rel=1e-3, abs=1e-6)
+            pairs = [(unit(rows) @ unit(rows).T)[np.triu_indices(20, 1)] for rows in now.values()]
+            assert lines[step]["geometry/likeness/spearman"] == pytest.approx(spearmanr(*pairs).statistic, abs=1e-3)
+            alike = geometry.compare_matrices(*now.values()).likeness
+            assert lines[step]["geometry/likeness/cka"] == pytest.approx(alike.cka, abs=1e-4)
+
+
+def test_of_many_rows_a_sample_is_measured_and_bands_have_their_own():
+    rows, rng = 20_000, np.random.default_rng(0)
+    frequencies = 1 / np.arange(1, rows + 1)
+    bands = bands_of(frequencies / frequencies.sum())
+    table = rng.standard_normal((rows, 4)).astype(np.float32) + np.where(bands == 4, 2, 0)[:, None]
+    measure = Measure({"embedding": table}, frequencies, bands)
+    assert measure.of["all"].size == 8192
+    assert measure.of["4"].size == 2048
+    found = measure.scalars(measure.look({"embedding": table}))
+    assert found["geometry/embedding/band/1/mean_cosine"] == pytest.approx(mean_of_pairs(table[bands == 1]), abs=1e-5)
+    exact = geometry.measure_matrix(table, frequencies)
+    assert found["geometry/embedding/mean_cosine"] == pytest.approx(exact.mean_cosine, abs=0.02)
+    assert found["geometry/embedding/effective_rank"] == pytest.approx(exact.effective_rank, rel=0.02)
+    assert found["geometry/embedding/band/4/mean_cosine"] == pytest.approx(exact.mean_cosine_by_band["4"], abs=0.02)
+    assert found["geometry/embedding/cosine_to_start"] == pytest.approx(1)
