@@ -76,6 +76,26 @@ def test_many_rows_are_binned_and_the_largest_are_shipped(own, monkeypatch):
     assert f"of V = {len(data['ids'])}" in (own / "rows.html").read_text(encoding="utf-8")
 
 
+def test_what_draws_is_made_once_and_kept_for_this_user(tmp_path, monkeypatch):
+    made = []
+
+    def write(folder):
+        made.append(folder)
+        (folder / rowspage.SPECS).write_text('{"true": {}}')
+        (folder / rowspage.LIBRARIES).write_text("// draws")
+
+    monkeypatch.setattr(rowspage, "_write_charts", write)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert [rowspage._drawn() for _ in range(2)] == [({"true": {}}, "// draws")] * 2
+    assert len(made) == 1
+    (kept,) = (tmp_path / "tied_lm" / "pages").iterdir()
+    (kept / rowspage.LIBRARIES).write_text("steal()")
+    assert rowspage._drawn()[1] == "// draws"
+    monkeypatch.setattr(rowspage, "version", lambda library: "another")
+    rowspage._drawn()
+    assert len(made) == 3
+
+
 def test_it_asks_nothing_of_any_other_place_and_names_whose_code_it_holds(comparison):
     text = (comparison / "rows.html").read_text(encoding="utf-8")
     assert "connect-src" not in text
