@@ -100,6 +100,10 @@ def get_config() -> ConfigDict:
     c.mesh = ConfigDict()  # the devices of a run: data * vocab of them; 0 in one of the two: all that there are
     c.mesh.data = 1  # devices among which the sequences of a batch are shared out; divides batch_size
     c.mesh.vocab = 1  # devices among which the rows of the vocabulary matrices are shared out
+    c.mesh.distributed = False  # several processes do the run together; their devices are one mesh
+    c.mesh.coordinator = ""  # distributed: HOST:PORT of the first process; "": as the scheduler says
+    c.mesh.processes = 0  # distributed: how many there are; 0: as the scheduler says
+    c.mesh.process = -1  # distributed: the number of this one, from 0 on; -1: as the scheduler says
 
     c.compare = ConfigDict()
     c.compare.arms = ConfigDict()  # name of the arm = its overrides, separated by spaces

@@ -101,6 +101,8 @@ OUT_OF_RANGE = [
     ("model.block_tokens", "at least 0", [-1]),
     ("mesh.data", "at least 0", [-1]),
     ("mesh.vocab", "at least 0", [-1]),
+    ("mesh.processes", "at least 0", [-1]),
+    ("mesh.process", "at least -1", [-2]),
     ("log.scalars_every", "at least 1", [0]),
     ("log.rows_every", "at least 1", [0]),
     ("log.probe_tokens", "at least 1", [0]),

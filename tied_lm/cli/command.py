@@ -2,9 +2,11 @@
 
 import argparse
 import dataclasses
+import hashlib
 import importlib.util
 import io
 import itertools
+import json
 import os
 import re
 import shlex
@@ -12,7 +14,8 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Mapping
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,7 +27,19 @@ from tied_lm.cli import terminal
 from tied_lm.cli.fields import field_help
 from tied_lm.cli.fields import plain as plain_text
 from tied_lm.cli.workers import stop_with_parent
-from tied_lm.config import OPTIONS, OWN_DEFAULTS, build_comparison, completed, defaults, flatten, override, resolved
+from tied_lm.config import (
+    OPTIONS,
+    OWN_DEFAULTS,
+    Mesh,
+    build_comparison,
+    completed,
+    defaults,
+    flatten,
+    override,
+    put,
+    read_mesh,
+    resolved,
+)
 from tied_lm.config.folder import cache_folder
 from tied_lm.tokenstring import printable
 
@@ -213,14 +228,19 @@ def ways_to_see(place: Path, link: str) -> str:
     return f"TensorBoard: {tensorboard_command(place)}\nand open {shlex.quote(link)}"
 
 
-def set_up_jax() -> None:
+def set_up_jax(command: Command | None = None) -> None:
     """Find the device, and keep compiled programs in the user's cache folder, so that a second start need not compile.
 
+    Args:
+        command: the config of which may want other processes to take part; all but the first of them fall silent.
+
     Raises:
-        ConfigError: the platform that the environment asks for is not here.
+        ConfigError: the platform that the environment asks for is not here, or the other processes are not found.
     """
     import jax
 
+    if command is not None:
+        _join_others(command)
     # Every number has its type here, whatever the environment says of those that have none.
     jax.config.update("jax_enable_x64", False)
     try:
@@ -240,10 +260,60 @@ def set_up_jax() -> None:
     terminal.end()
 
 
+def _join_others(command: Command) -> None:
+    """Find the other processes of a run, if there are to be some. The config forgets where this one stands in them."""
+    from tied_lm.train import processes
+
+    mesh = read_mesh(command.values)
+    if not mesh.distributed:
+        return
+    if command.flags.dry_run:
+        raise ConfigError("mesh.distributed", True, "False with --dry_run, which measures one process")
+    try:
+        processes.join(mesh.coordinator, mesh.processes, mesh.process)
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConfigError("mesh.distributed", True, f"processes that find each other ({reason})") from error
+    for name in ("coordinator", "processes", "process"):
+        put(command.values, f"mesh.{name}", getattr(Mesh(), name))
+    if not processes.is_first():
+        terminal.fall_silent()
+
+
+def check_same(values: Mapping[str, Any]) -> None:
+    """Refuse processes that would not do the same.
+
+    Raises:
+        ConfigError: another process of the run has other values.
+    """
+    from tied_lm.train.processes import is_same_in_all
+
+    if not is_same_in_all(hashlib.sha256(json.dumps(values, sort_keys=True).encode()).digest()):
+        raise ConfigError("mesh.distributed", True, "processes that all have the same config and the same text")
+
+
 def tell(line: str) -> None:
     """One line on standard error, which harms no terminal."""
+    if not terminal.is_silent():
+        _complain(line)
+
+
+def _complain(line: str) -> None:
+    """A line that is said by whichever process."""
     terminal.end()
     print(printable(line), file=sys.stderr, flush=True)
+
+
+def _fail(reason: str, status: int) -> NoReturn:
+    """End with an error. Other processes are not waited for, which may wait for this one."""
+    _complain(f"error: {reason}")
+    if _has_others():
+        os._exit(status)
+    sys.exit(status)
+
+
+def _has_others() -> bool:
+    return "jax" in sys.modules and bool(sys.modules["jax"].distributed.is_initialized())
 
 
 def run(main: Callable[[list[str], threading.Event], None]) -> NoReturn:
@@ -260,7 +330,8 @@ def run(main: Callable[[list[str], threading.Event], None]) -> NoReturn:
     def on_signal(number: int, frame: object) -> None:
         received.append(number)
         stop.set()
-        print("\nstopping: saving what there is ...", file=sys.stderr)
+        if not terminal.is_silent():
+            print("\nstopping: saving what there is ...", file=sys.stderr)
         signal.signal(number, signal.SIG_DFL)
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -269,8 +340,7 @@ def run(main: Callable[[list[str], threading.Event], None]) -> NoReturn:
     try:
         main(sys.argv[1:], stop)
     except ConfigError as error:
-        tell(f"error: {error}")
-        sys.exit(2)
+        _fail(str(error), 2)
     except BrokenPipeError:
         os._exit(1)
     except Exception as error:
@@ -283,7 +353,9 @@ def run(main: Callable[[list[str], threading.Event], None]) -> NoReturn:
             sys.exit(128 + (received or [signal.SIGINT])[0])
         # An OSError is a full disk, say: what was saved stays good, and the same command continues.
         if isinstance(error, (Damaged, Diverged, OSError)):
-            tell(f"error: {error}")
-            sys.exit(1)
+            _fail(str(error), 1)
+        if _has_others():
+            traceback.print_exc()
+            os._exit(1)
         raise
     sys.exit(0)

@@ -6,6 +6,9 @@ from collections.abc import Callable
 
 from tqdm import tqdm
 
+from tied_lm.cli import terminal
+from tied_lm.cli.command import tell
+
 LINE_SECONDS = 30.0  # between lines in a log
 
 
@@ -31,7 +34,7 @@ class Progress:
         self.seconds, self.updates = 0.0, 0
         self.begun = self.told = time.perf_counter()
         self.count = len(runs)
-        self.terminal = sys.stderr.isatty()
+        self.terminal = sys.stderr.isatty() and not terminal.is_silent()
         self.bar = tqdm(
             total=sum(updates for _, updates in runs),
             disable=not self.terminal,
@@ -67,7 +70,7 @@ class Progress:
                 finished = self.count - len(self.left)
                 left = f"in {clock(now - self.begun)}" if done == total and not self.left else self._left(total - done)
                 stands = f"run {finished} of {self.count} done" if done == total else f"{done:,} of {total:,} updates"
-                print(f"{arm} seed {seed}: {stands}, {left}", file=sys.stderr, flush=True)
+                tell(f"{arm} seed {seed}: {stands}, {left}")
 
         return report
 

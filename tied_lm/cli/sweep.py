@@ -36,12 +36,14 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     if workers < 1:
         raise ConfigError("workers", workers, "at least 1")
 
-    from tied_lm.config import digest
+    from tied_lm.config import digest, read_mesh
     from tied_lm.data.documents import told
     from tied_lm.study import sweep
     from tied_lm.study.comparison import check_runs
     from tied_lm.train.resources import check_disk, shown
 
+    if read_mesh(command.values).distributed:
+        raise ConfigError("mesh.distributed", True, "False in a sweep; compare and train take several processes")
     set_up_jax()
     grid = sweep.read_grid(command.values, command.flags.grid)
     name = f"sweep-{command.name}-{digest(sweep.resolved_values(command.values, grid))}"

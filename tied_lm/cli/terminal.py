@@ -6,11 +6,24 @@ import sys
 
 CLEAR = "\r\x1b[K"
 _waiting = False  # whether the line of `begin` stands there
+_silent = False
 
 
 def _is_plain() -> bool:
     """Whether no terminal that knows control codes reads what is written to standard output."""
     return not sys.stdout.isatty() or os.environ.get("TERM") == "dumb"
+
+
+def fall_silent() -> None:
+    """From now on nothing is said but errors, since another process says all else."""
+    global _silent
+    end()
+    _silent = True
+    sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, until the process ends
+
+
+def is_silent() -> bool:
+    return _silent
 
 
 def begin(words: str) -> None:

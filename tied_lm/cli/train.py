@@ -4,7 +4,7 @@ import threading
 from pathlib import Path
 
 from tied_lm.cli import terminal
-from tied_lm.cli.command import parse, set_up_jax, tell, tensorboard_command
+from tied_lm.cli.command import check_same, parse, set_up_jax, tell, tensorboard_command
 from tied_lm.tokenstring import printable
 
 
@@ -26,9 +26,10 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     from tied_lm.study.table import table
     from tied_lm.train.build import build_mesh, build_stream
     from tied_lm.train.loop import run_values, train_run
+    from tied_lm.train.processes import from_first, is_first
     from tied_lm.train.resources import check_disk, check_memory, shown
 
-    set_up_jax()
+    set_up_jax(command)
     config = build_run(with_vocabulary(command.values))
     check_memory(config)
     arm = Arm.of(config, build_stream(config), build_mesh(config))
@@ -36,15 +37,24 @@ def main(arguments: list[str], stop: threading.Event) -> None:
         tell(told(arm.stream.about))
     values = run_values(config, arm.stream)
     place = command.workdir or Path("runs") / f"{command.name}-{digest(values)}"
-    folder.check(place, values)
-    check_logs(place)
+    check_same(values)
+
+    def check() -> bool:
+        """Whether the folder, if it is this run's, is complete."""
+        folder.check(place, values)
+        check_logs(place)
+        return is_finished(place, config.train.steps)
+
+    is_complete = from_first(check)
     if command.flags.dry_run:
         rows, seconds = needs({config.model.tying: arm}, 1)
         print(table(rows, terminal.width(), head=terminal.bold))
         print(f"1 run in {printable(str(place))}, about {clock(seconds)}; nothing was written")
         return
-    if is_finished(place, config.train.steps):
+    if is_complete:
         tell(f"{place} is complete; nothing was changed.")
+    elif not is_first():
+        train_run(arm.trainer, config, arm.stream, place, stop, lambda updates: None)
     else:
         size = arm.disk_bytes()
         check_disk(place, size)
@@ -58,6 +68,8 @@ def main(arguments: list[str], stop: threading.Event) -> None:
                     train_run(arm.trainer, config, arm.stream, place, stop, report)
             finally:
                 progress.close()
+    if not is_first():
+        return
     parameters = count_parameters(arm.trainer.model)["total"]
     print(f"{config.model.tying}, {parameters:,} parameters, after {config.train.steps:,} updates:")
     print(table(open_run(place).table(), terminal.width(), head=terminal.bold))

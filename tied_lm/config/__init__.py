@@ -20,6 +20,7 @@ from tied_lm.config.fields import (
     build_run,
     defaults,
     read_data,
+    read_mesh,
     read_run,
     to_dict,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "override",
     "put",
     "read_data",
+    "read_mesh",
     "read_run",
     "resolved",
     "to_dict",

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -115,6 +116,10 @@ class Checkpoint:
 class Mesh:
     data: Annotated[int, at_least(0), countable] = 1
     vocab: Annotated[int, at_least(0), countable] = 1
+    distributed: bool = False
+    coordinator: str = ""
+    processes: Annotated[int, at_least(0), countable] = 0
+    process: Annotated[int, at_least(-1), countable] = -1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,6 +230,24 @@ def defaults() -> dict[str, Any]:
 def read_data(values: Mapping[str, Any]) -> Data:
     """The group `data` of nested values, whose vocabulary may still be 0."""
     return build(Data, resolved(values).get("data", {}), "data.")
+
+
+def read_mesh(values: Mapping[str, Any]) -> Mesh:
+    """The group `mesh` of nested values.
+
+    Raises:
+        ConfigError: a field says where the other processes are, and there are none; or there is no such process.
+    """
+    mesh, usual = build(Mesh, resolved(values).get("mesh", {}), "mesh."), Mesh()
+    for name in ("coordinator", "processes", "process"):
+        value = getattr(mesh, name)
+        if value != getattr(usual, name) and not mesh.distributed:
+            raise ConfigError(f"mesh.{name}", value, f"{getattr(usual, name)!r}, unless mesh.distributed = True")
+    if mesh.coordinator and not re.fullmatch(r"\S+:\d{1,5}", mesh.coordinator):
+        raise ConfigError("mesh.coordinator", mesh.coordinator, "a host and a port, HOST:PORT")
+    if mesh.processes and mesh.process >= mesh.processes:
+        raise ConfigError("mesh.process", mesh.process, f"below mesh.processes = {mesh.processes}")
+    return mesh
 
 
 def read_run(values: Mapping[str, Any]) -> Config:

@@ -17,7 +17,7 @@ from tied_lm.config import Data
 from tied_lm.data.clusters import Clusters, clusters_of_windows
 from tied_lm.data.corpus import Corpus, id_dtype, open_corpus
 from tied_lm.data.documents import FIELD, Account
-from tied_lm.data.stream import Batch
+from tied_lm.data.stream import ONE_DEVICE, Batch, Devices
 
 TOKENS_AHEAD = 2**20  # on the device for one dispatch, at most, unless one batch is more
 HELDOUT_WINDOWS = 2**20  # of a larger held-out part so many, at even distances
@@ -135,14 +135,23 @@ class TextStream:
         draws = self._draws(step * blocks, updates * blocks * 4).reshape(updates, -1)[:, :rows]
         return (draws * (size - length)).astype(np.int64), np.ones(draws.shape, bool)
 
-    def ahead(self, step: int, updates: int) -> Windows:
-        """What a dispatch of some updates needs, at most `most_updates`. A batch depends on seed and step alone."""
-        tokens = np.zeros((self.most_updates, self.data.batch_size, self.data.length + 1), id_dtype(self.vocab_size))
+    def ahead(self, step: int, updates: int, devices: Devices = ONE_DEVICE) -> Windows:
+        """What a dispatch of some updates needs, at most `most_updates`. A batch depends on seed and step alone.
+
+        Args:
+            devices: those on which it is to lie. Each of several processes reads the sequences of its own.
+        """
+        rows = self.data.batch_size
+        own = devices.own_sequences(rows)
+        tokens = np.zeros((self.most_updates, own.stop - own.start, self.data.length + 1), id_dtype(self.vocab_size))
         windows = tokens[:updates].reshape(-1, tokens.shape[-1])
         fresh = np.zeros(tokens.shape[:2], bool)
-        starts, fresh[:updates] = self._starts(step, updates)
-        self.corpus.train.read_windows(starts.ravel(), windows)
-        return Windows(jnp.asarray(tokens), jnp.asarray(fresh), jnp.asarray(step, jnp.int32))
+        starts, all_fresh = self._starts(step, updates)
+        fresh[:updates] = all_fresh[:, own]
+        self.corpus.train.read_windows(starts[:, own].ravel(), windows)
+        return Windows(
+            devices.from_own(tokens, 1, rows), devices.from_own(fresh, 1, rows), jnp.asarray(step, jnp.int32)
+        )
 
     def _heldout_windows(self) -> Int[np.ndarray, "M B"]:
         """The numbers of the held-out windows in use, batch by batch; the last batch is filled up with -1."""
@@ -173,10 +182,10 @@ class TextStream:
         lanes = rows if self.data.order == "contiguous" else None
         return clusters_of_windows(numbers_S * length, used_S, self.corpus.heldout_ends, lanes)
 
-    def heldout_ahead(self, tokens: int) -> HeldoutWindows:
-        """The held-out windows of the first so many target tokens, on the device; the same for every seed."""
+    def heldout_ahead(self, tokens: int, devices: Devices = ONE_DEVICE) -> HeldoutWindows:
+        """The held-out windows of the first so many target tokens, on the devices; the same for every seed."""
         rows, length = self.data.batch_size, self.data.length
-        numbers = self._heldout_windows()[: -(-tokens // (rows * length))]
+        numbers = self._heldout_windows()[: -(-tokens // (rows * length)), devices.own_sequences(rows)]
         exists = numbers >= 0
 
         def read(numbers: Int[np.ndarray, "M B"]) -> Integer[np.ndarray, "M B W"]:
@@ -189,9 +198,9 @@ class TextStream:
         warm_up = read(numbers[:1] - 1)[0, :, :-1] if self.data.order == "contiguous" else None
         sizes = self.corpus.tokenizer.sizes
         return HeldoutWindows(
-            jnp.asarray(read(numbers)),
-            jnp.asarray(exists),
-            None if warm_up is None else jnp.asarray(warm_up, jnp.int32),
+            devices.from_own(read(numbers), 1, rows),
+            devices.from_own(exists, 1, rows),
+            None if warm_up is None else devices.from_own(warm_up.astype(np.int32), 0, rows),
             None if sizes is None else jnp.asarray(sizes),
         )
 

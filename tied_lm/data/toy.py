@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int, Integer
 from tied_lm.checks import ConfigError
 from tied_lm.config import Data
 from tied_lm.data.clusters import Clusters
-from tied_lm.data.stream import Batch, named_key
+from tied_lm.data.stream import ONE_DEVICE, Batch, Devices, named_key
 from tied_lm.data.tokenizers import read_ids
 
 
@@ -71,11 +71,11 @@ class ToyStream:
         """The same tokens in the order of another seed."""
         return dataclasses.replace(self, key=named_key(seed, "batches"))
 
-    def ahead(self, step: int, updates: int) -> "ToyStream":
-        """What a dispatch of some updates needs: nothing else, since batches are made on the device."""
+    def ahead(self, step: int, updates: int, devices: Devices = ONE_DEVICE) -> "ToyStream":
+        """What a dispatch of some updates needs: nothing else, since batches are made on the devices."""
         return self
 
-    def heldout_ahead(self, tokens: int) -> "ToyStream":
+    def heldout_ahead(self, tokens: int, devices: Devices = ONE_DEVICE) -> "ToyStream":
         """What an evaluation of so many tokens needs."""
         return self
 

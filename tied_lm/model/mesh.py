@@ -6,9 +6,10 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
 from tied_lm.checks import ConfigError
 
@@ -24,7 +25,7 @@ def make_mesh(data: int, vocab: int) -> Mesh | None:
         data, vocab: 0 in one of them stands for as many as the other leaves.
 
     Raises:
-        ConfigError: there are not so many.
+        ConfigError: there are not so many; or there are more, in several processes, each of which has to take part.
     """
     present = jax.device_count()
     if not (data or vocab):
@@ -34,6 +35,9 @@ def make_mesh(data: int, vocab: int) -> Mesh | None:
         allowed = f"a mesh.data and a mesh.vocab whose product is at most the number of devices there are, {present}"
         raise ConfigError(f"mesh.{field}", size, allowed)
     data, vocab = data or present // vocab, vocab or present // data
+    if jax.process_count() > 1 and data * vocab != present:
+        allowed = f"a mesh.data that takes all {present} devices of the {jax.process_count()} processes; 0 does"
+        raise ConfigError("mesh.data", data, allowed)
     if data * vocab == 1:
         return None
     axes = (AxisType.Auto,) * 2
@@ -130,6 +134,37 @@ class Layout:
     def place_batch(self, batch: PyTree) -> PyTree:
         """A batch, whose arrays have the sequences first, shared out."""
         return self.place(batch, jax.tree.map(lambda _: PartitionSpec(DATA), batch))
+
+    def replicate(self, tree: PyTree) -> PyTree:
+        """Results of a program, whole on every device: so each process can fetch them."""
+        return self.place(tree, jax.tree.map(lambda _: PartitionSpec(), tree))
+
+    def own_sequences(self, count: int) -> slice:
+        """Of the sequences of a batch, those that devices of this process have."""
+        if self.mesh is None:
+            return slice(0, count)
+        sharding = NamedSharding(self.mesh, PartitionSpec(DATA))
+        places = sharding.addressable_devices_indices_map((count,)).values()
+        parts = [index[0].indices(count) for index in places if index is not None]
+        return slice(min(start for start, _, _ in parts), max(stop for _, stop, _ in parts))
+
+    def from_own(self, part: Shaped[np.ndarray, "..."], axis: int, count: int) -> Array:
+        """What lies on the host of its own sequences, as an array of those of all processes, on the devices.
+
+        Args:
+            axis: that of the sequences.
+            count: how many there are in all.
+        """
+        if self.mesh is None:
+            return jnp.asarray(part)
+        first, before = self.own_sequences(count).start, part.shape[:axis]
+        sharding = NamedSharding(self.mesh, PartitionSpec(*[None] * axis, DATA))
+
+        def of(index: tuple[slice, ...] | None) -> Shaped[np.ndarray, "..."]:
+            start, stop, _ = (slice(None) if index is None else index[axis]).indices(count)
+            return part[(slice(None),) * axis + (slice(start - first, stop - first),)]
+
+        return jax.make_array_from_callback((*before, count, *part.shape[axis + 1 :]), sharding, of)
 
     def place_rows(self, tables: PyTree) -> PyTree:
         """Arrays of rows, shared out."""

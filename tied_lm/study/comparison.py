@@ -15,6 +15,7 @@ from tied_lm.study.plan import Plan
 from tied_lm.study.provenance import recorded
 from tied_lm.study.summary import REPORT, SUMMARY, read_summary, summarize_comparison, write_summary
 from tied_lm.train.loop import Diverged, train_run
+from tied_lm.train.processes import from_first, is_first
 
 DIVERGED = "diverged.json"
 
@@ -82,6 +83,8 @@ def complete(
 
     An arm that diverges is entered in diverged.json; its other runs are left out, and the other arms go on.
 
+    Of several processes that train together the first does all but the training alone.
+
     Args:
         start: called with the arm and the seed of each run; returns the run's `progress` (see `train_run`).
 
@@ -89,6 +92,9 @@ def complete(
         ConfigError: another process is writing the folder.
         Interrupted, Damaged: see `train_run`.
     """
+    if not is_first():
+        _train(place, plan, stop, start)
+        return
     with folder.locked(place):
         write_json(place / folder.CONFIG, plan.values)
         with recorded(place):
@@ -114,7 +120,7 @@ def _train(
     start: Callable[[str, int], Callable[[int], None]],
 ) -> dict[str, str]:
     """Train every run that is not finished; the arms that diverged, each with the reason."""
-    diverged = read_diverged(place)
+    diverged = from_first(lambda: read_diverged(place))
     for name, config in plan.comparison.runs():
         if name in diverged:
             continue
@@ -125,5 +131,6 @@ def _train(
             train_run(arm.trainer, config, stream, run_folder(place, name, config), stop, progress)
         except Diverged as error:
             diverged[name] = str(error)
-            write_json(place / DIVERGED, diverged)
+            if is_first():
+                write_json(place / DIVERGED, diverged)
     return diverged

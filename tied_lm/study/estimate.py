@@ -25,20 +25,20 @@ def _timed(call: Callable[[], object]) -> float:
 def seconds_of(arm: Arm) -> tuple[float, float]:
     """Seconds of the start of an arm's first run, which compiles, and of a run after it, as far as some updates, and
     one batch of an evaluation and of the probe, tell. Nothing is written."""
-    config, trainer, stream = arm.config, arm.trainer, arm.stream
+    config, trainer, stream, layout = arm.config, arm.trainer, arm.stream, arm.trainer.model.layout
     schedule, record_at = Schedule.of(config), np.full(trainer.slots, -1, np.int32)
     state = trainer.init(np.uint32(config.seed))
 
     def update(count: int) -> object:
         nonlocal state
-        state, records = trainer.advance(state, stream.ahead(0, count), np.int32(count), record_at, True)
+        state, records = trainer.advance(state, stream.ahead(0, count, layout), np.int32(count), record_at, True)
         return records
 
     start, once = _timed(lambda: update(1)), _timed(lambda: update(1))
     count = int(min(max(1, SECONDS // once), config.train.steps, stream.most_updates))
     seconds = schedule.steps * _timed(lambda: update(count)) / count
     batch = config.data.batch_size * config.data.length
-    heldout = stream.heldout_ahead(max(config.data.eval_tokens, config.log.probe_tokens))
+    heldout = stream.heldout_ahead(max(config.data.eval_tokens, config.log.probe_tokens), layout)
     parts: Mapping[str, tuple[Callable[..., object], int, list[int]]] = {
         "evaluation": (programs.evaluate, config.data.eval_tokens, schedule.evaluations),
         "probe": (programs.probe, config.log.probe_tokens, schedule.probes),
@@ -62,7 +62,7 @@ def needs(arms: Mapping[str, Arm], seeds: int) -> tuple[list[list[str]], float]:
     rows, total = [HEAD], 0.0
     for name, arm in arms.items():
         start, run = seconds_of(arm)
-        memory = arm.trainer.peak_bytes(arm.stream.ahead(0, 1))
+        memory = arm.trainer.peak_bytes(arm.stream.ahead(0, 1, arm.trainer.model.layout))
         cells = [f"{count_parameters(arm.trainer.model)['total']:,}", f"{arm.config.train.steps:,}"]
         cells += ["-" if memory is None else shown(memory), shown(seeds * arm.disk_bytes())]
         rows.append([name, *cells, clock(start), clock(seeds * run)])

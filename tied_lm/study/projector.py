@@ -14,6 +14,7 @@ from tied_lm.rows import PARTS
 from tied_lm.study.meanruns import MEAN
 from tied_lm.study.plan import Arm
 from tied_lm.train.checkpoint import Checkpoints
+from tied_lm.train.processes import several
 
 MOST_ROWS = 10_000  # the most frequent ones
 
@@ -54,9 +55,11 @@ def write_projector(place: Path, name: str, arm: Arm, run: Run) -> None:
     config, folder = run.config, place / MEAN / name
     checkpoints = Checkpoints(run.folder / "checkpoints", config.checkpoint.keep, read_only=True)
     try:
-        fresh = arm.trainer.init(np.uint32(config.seed))
+        # Here one process reads alone, whatever others trained with it.
+        trainer = Arm.of(config, arm.stream).trainer if several() else arm.trainer
+        fresh = trainer.init(np.uint32(config.seed))
         values = read_json(run.folder / CONFIG, "restore it")
-        state = checkpoints.restore(fresh, config=values, kept=arm.trainer.kept(fresh))
+        state = checkpoints.restore(fresh, config=values, kept=trainer.kept(fresh))
     except Damaged:
         state = None
     finally:

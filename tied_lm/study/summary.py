@@ -239,7 +239,7 @@ def _arm(name: str, arm: Arm, runs: Sequence[Run], heldout: Heldout) -> ArmSumma
         highest_rate=highest_rate(arm.config.optimizer, arm.config.train.steps),
         steps=arm.config.train.steps,
         ms_per_update=_time(runs),
-        peak_bytes=arm.trainer.peak_bytes(arm.stream.ahead(0, 1)),
+        peak_bytes=arm.trainer.peak_bytes(arm.stream.ahead(0, 1, arm.trainer.model.layout)),
         caveats=tuple(caveats(name, list(runs), arm.stream.frequencies, arm.stream.entropy, arm.trainer.stateful)),
     )
 

@@ -77,6 +77,12 @@ def _needs_attention(record: logging.LogRecord) -> bool:
     return record.levelno >= logging.WARNING and not meant and record.exc_info is None
 
 
+def _alone() -> ocp.options.MultiprocessingOptions:
+    """For one of several processes that reads by itself: it waits for no other."""
+    own = jax.process_index()
+    return ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own})
+
+
 class Checkpoints:
     """The checkpoints of one run: the newest `keep`, and the one with the lowest held-out loss."""
 
@@ -84,7 +90,8 @@ class Checkpoints:
         """
         Args:
             keep: how many of the newest are kept, besides the best.
-            read_only: nothing is written or tidied up there, so that a run that is still training is not disturbed.
+            read_only: nothing is written or tidied up there, so that a run that is still training is not disturbed; of
+                several processes that train together one may do it alone. Else all of them do each call.
         """
         logging.getLogger("absl").addFilter(_needs_attention)
         self.folder = folder.absolute()
@@ -99,6 +106,7 @@ class Checkpoints:
             create=not read_only,
             read_only=read_only,
             save_interval_steps=0 if read_only else 1,
+            multiprocessing_options=_alone() if read_only else ocp.options.MultiprocessingOptions(),
         )
         try:
             self.manager = ocp.CheckpointManager(self.folder, options=options)
@@ -131,6 +139,10 @@ class Checkpoints:
             )
         if not saved:
             raise RuntimeError(f"the checkpoint of step {step} was not saved in {self.folder}")
+
+    def latest(self) -> int | None:
+        """The step of the newest one; None where there is none."""
+        return self.manager.latest_step()
 
     def find(self, which: str) -> int:
         """The step of a checkpoint that is named by its number, as `last`, or as `best` (of the lowest held-out loss).

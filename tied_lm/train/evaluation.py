@@ -76,7 +76,7 @@ def evaluate(trainer: Trainer, params: PyTree, heldout: Heldout, tokens: int) ->
 
     with trainer.precision:
         sums = jax.lax.scan(one, _warm_carry(trainer, params, heldout), jnp.arange(_batches(trainer, tokens)))[1]
-    return jax.tree.map(lambda of_batches: of_batches.reshape(-1, *of_batches.shape[2:]), sums)
+    return layout.replicate(jax.tree.map(lambda of_batches: of_batches.reshape(-1, *of_batches.shape[2:]), sums))
 
 
 @functools.partial(jax.jit, static_argnames=("trainer", "tokens"))
@@ -101,4 +101,4 @@ def probe(trainer: Trainer, params: PyTree, heldout: Heldout, tokens: int) -> Pr
         start = (no_tables, none_V, none_V, _warm_carry(trainer, params, heldout))
         sums, in_count, out_count, _ = jax.lax.fori_loop(0, _batches(trainer, tokens), one, start)
     stats, parts = layout.cut((stats_of_tables(sums, in_count, out_count), part_norms(sums.push_parts)))
-    return Probe(stats, parts, out_count.sum())
+    return layout.replicate(Probe(stats, parts, out_count.sum()))

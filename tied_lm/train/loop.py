@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import Array, Bool, PyTree
 
 from tied_lm import bands
 from tied_lm.config import VERSION, Config, folder, to_dict
@@ -28,6 +28,7 @@ from tied_lm.train.checkpoint import METRIC, Checkpoints
 from tied_lm.train.clock import Clock
 from tied_lm.train.geometry import Measure
 from tied_lm.train.interrupts import stopped_by_interrupt
+from tied_lm.train.processes import Agreement, from_first, is_first
 from tied_lm.train.step import Trainer, Window
 
 DISPATCH_SECONDS = 0.25  # long enough to hide the host's work, short enough to stop soon and to show progress
@@ -63,6 +64,7 @@ class Dispatch(NamedTuple):
     records: Records
     record_at: list[int]  # steps, one for each used slot
     called: float  # when the updates were started
+    asked: Array | None  # see `Agreement.ask`
 
 
 def run_values(config: Config, stream: Stream) -> dict[str, Any]:
@@ -95,12 +97,13 @@ def train_run(
     progress: Callable[[int], None],
     schedule: Schedule | None = None,
 ) -> None:
-    """Train in a folder to the last step, from where the folder stands.
+    """Train in a folder to the last step, from where the folder stands. Where several processes train, each has to be
+    asked to, and the first alone writes.
 
     Args:
         trainer: the programs of the arm; its config differs from `config` in the seed alone.
-        stop: once set, the run saves its state and raises `Interrupted`. So does an interrupt (Ctrl-C, the stop button
-            of a notebook), unless it is handled already; a second one ends the run at once.
+        stop: once set, in any process, the run saves its state and raises `Interrupted`. So does an interrupt (Ctrl-C,
+            the stop button of a notebook), unless it is handled already; a second one ends the run at once.
         progress: called with the number of updates done since the last call, those of earlier processes included.
         schedule: when to evaluate, record and save; by default as the config says.
 
@@ -111,12 +114,9 @@ def train_run(
         OSError: the disk does not take what is written; what was saved before stays good.
     """
     values = run_values(config, stream)
-    folder.check(place, values)
-    if is_finished(place, config.train.steps):
+    if not from_first(lambda: _open(place, values, config.train.steps)):
         progress(config.train.steps)
         return
-    place.mkdir(parents=True, exist_ok=True)
-    write_json(place / folder.CONFIG, values)
     checkpoints = Checkpoints(place / "checkpoints", config.checkpoint.keep)
     try:
         with stopped_by_interrupt(stop):
@@ -131,8 +131,24 @@ def train_run(
         checkpoints.close()
 
 
+def _open(place: Path, values: dict[str, Any], steps: int) -> bool:
+    """Make a run's folder, or open it; whether there is something left to do."""
+    folder.check(place, values)
+    if is_finished(place, steps):
+        return False
+    place.mkdir(parents=True, exist_ok=True)
+    write_json(place / folder.CONFIG, values)
+    return True
+
+
 def _is_finite(tree: PyTree) -> bool:
     return all(bool(np.isfinite(np.asarray(leaf)).all()) for leaf in jax.tree.leaves(tree))
+
+
+@jax.jit
+def _is_finite_there(tree: PyTree) -> Bool[Array, ""]:
+    """The same of what is spread over devices, and stays there."""
+    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
 
 
 class _Loop:
@@ -150,38 +166,46 @@ class _Loop:
     ):
         self.trainer, self.config, self.stream = trainer, config, stream
         self.checkpoints, self.progress, self.schedule = checkpoints, progress, schedule
-        self.heldout = stream.heldout_ahead(max(config.data.eval_tokens, config.log.probe_tokens))
+        self.layout = trainer.model.layout
+        self.heldout = stream.heldout_ahead(max(config.data.eval_tokens, config.log.probe_tokens), self.layout)
         self.values = run_values(config, stream)
         fresh = trainer.init(np.uint32(config.seed))
         starts = {name: fresh.params[name] for name in trainer.model.vocabulary}  # they depend on the seed alone
-        self.measure = Measure(starts, stream.frequencies, np.asarray(trainer.bands), trainer.model.layout)
-        saved = checkpoints.restore(fresh, config=self.values, kept=trainer.kept(fresh))
+        self.measure = Measure(starts, stream.frequencies, np.asarray(trainer.bands), self.layout)
+        step, kept = from_first(lambda: checkpoints.latest()), trainer.kept(fresh)
+        saved = None if step is None else checkpoints.restore(fresh, step=step, config=self.values, kept=kept)
         self.state = fresh if saved is None else saved
         self.step = int(self.state.step)
         self.saved_step = self.step  # step 0 needs no saving: it depends on the seed alone
-        rows = Rows(stream.token_strings, stream.frequencies, np.asarray(trainer.bands), config.log.tokens)
-        self.recorder = RunRecorder(
+        self.recorder = self._open_recorder(place) if is_first() else None
+        self.background = Background(WAITING_RECORDS)
+        self.dispatch_updates = 1  # adapted to the time they take
+        self.agreement = Agreement()
+        self.clock = Clock()
+        self.measured = self.flushed = self.clock.started
+        progress(self.step)
+
+    def _open_recorder(self, place: Path) -> RunRecorder:
+        trainer, stream, schedule = self.trainer, self.stream, self.schedule
+        rows = Rows(stream.token_strings, stream.frequencies, np.asarray(trainer.bands), self.config.log.tokens)
+        recorder = RunRecorder(
             place,
             self.step,
             self.values,
             trainer.model,
             rows,
             untied_from=trainer.model.untied_from,
-            clusters=stream.heldout_clusters(self._held(config.data.eval_tokens)).ids,
+            clusters=stream.heldout_clusters(self._held(self.config.data.eval_tokens)).ids,
             evaluated=stream.evaluated,
         )
-        self.recorder.check_whole(
+        recorder.check_whole(
             self.step,
             rows=schedule.rows,
             probes=schedule.probes,
             evaluations=schedule.evaluations,
             scalars=schedule.scalars,
         )
-        self.background = Background(WAITING_RECORDS)
-        self.dispatch_updates = 1  # adapted to the time they take
-        self.clock = Clock()
-        self.measured = self.flushed = self.clock.started
-        progress(self.step)
+        return recorder
 
     def run(self, stop: threading.Event) -> None:
         try:
@@ -193,13 +217,14 @@ class _Loop:
             try:
                 self.background.close()
             finally:
-                self.recorder.close()
+                if self.recorder is not None:
+                    self.recorder.close()
 
     def _run(self, stop: threading.Event) -> Dispatch:
         running: Dispatch | None = None
         while True:
             due, times = self._start_due(), None
-            interrupted = stop.is_set() and self.step < self.schedule.steps
+            interrupted = self.agreement.is_to_stop(stop) and self.step < self.schedule.steps
             if self.step != self.saved_step and (interrupted or self.step in self.schedule.checkpoints):
                 # First everything before this step is written, so that a resume from here lacks nothing.
                 self._write(running)
@@ -209,7 +234,7 @@ class _Loop:
                 self._write(running)
                 raise Interrupted(f"stopped after {self.step} updates, all of them saved")
             # The next dispatch is on its way before the results of the last one are waited for.
-            new = self._start_dispatch(due, times)
+            new = self._start_dispatch(due, times, stop)
             self._write(running)
             running = new
             if running.step == self.schedule.steps:
@@ -251,19 +276,21 @@ class _Loop:
 
     def _checkpoint(self, due: Due) -> None:
         loss = None if due.evaluation is None else evaluation_scalars(due.evaluation, self.stream)[METRIC]
-        if not _is_finite((self.state, loss)):
+        is_sound = _is_finite(self.state) if self.layout.mesh is None else bool(_is_finite_there(self.state))
+        if not (is_sound and _is_finite(loss)):
             raise Diverged(f"the training state is no longer finite at step {self.step}")
-        self.background.submit(self.recorder.flush)
-        self.background.wait()
+        if self.recorder is not None:
+            self.background.submit(self.recorder.flush)
+            self.background.wait()
         self.checkpoints.save(self.state, self.values, loss, self.trainer.kept(self.state))
         self.saved_step = self.step
 
-    def _start_dispatch(self, due: Due, times: dict[str, float] | None) -> Dispatch:
+    def _start_dispatch(self, due: Due, times: dict[str, float] | None, stop: threading.Event) -> Dispatch:
         """Start the next updates: to the next step at which the host has to look, or fewer."""
         step, schedule, slots = self.step, self.schedule, self.trainer.slots
         last = step == schedule.steps
         # At the end the record is that of the batch that would come next; the state it leads to is dropped.
-        most = int(min(self.dispatch_updates, self.stream.most_updates))
+        most = int(min(self.agreement.length(self.dispatch_updates), self.stream.most_updates))
         end = step + 1 if last else min(step + most, schedule.next_boundary(step))
         record_at = schedule.rows[bisect.bisect_left(schedule.rows, step) : bisect.bisect_left(schedule.rows, end)]
         if len(record_at) > slots:
@@ -271,12 +298,13 @@ class _Loop:
         padded = np.array(record_at + [-1] * (slots - len(record_at)), np.int32)
         new_window = step == 0 or due.window is not None
         state = jax.tree.map(jnp.copy, self.state) if last else self.state
-        ahead = self.stream.ahead(step, end - step)
+        ahead = self.stream.ahead(step, end - step, self.layout)
         called = time.perf_counter()
         state, records = self.trainer.advance(state, ahead, np.int32(end - step), padded, new_window)
         if not last:
             self.state, self.step = state, end
-        return Dispatch(step, 0 if last else end - step, due, times, records, record_at, called)
+        asked = self.agreement.ask(stop, self.dispatch_updates)
+        return Dispatch(step, 0 if last else end - step, due, times, records, record_at, called, asked)
 
     def _write(self, dispatch: Dispatch | None) -> None:
         """Wait for a dispatch and what was due at its first step, and write it all down."""
@@ -285,7 +313,8 @@ class _Loop:
         times = self._wait(dispatch.due) if dispatch.times is None else dispatch.times
         seconds = self.clock.wait("updates", dispatch.called, dispatch.records)
         self.clock.count(dispatch.updates, seconds)
-        due, records = jax.device_get((dispatch.due, dispatch.records))
+        due, records, decision = jax.device_get((dispatch.due, dispatch.records, dispatch.asked))
+        self.agreement.hear(decision)
         d = dispatch._replace(due=due, records=records)
         scalars = self._scalars(d) | times
         for step in sorted({d.step, *d.record_at}):
@@ -306,7 +335,7 @@ class _Loop:
             self.background.submit(self._record, step, step_scalars, record, probe, evaluation, geometry)
         if d.updates:
             self.progress(d.updates)
-        if time.perf_counter() - self.flushed > FLUSH_SECONDS and d.updates:
+        if self.recorder is not None and time.perf_counter() - self.flushed > FLUSH_SECONDS and d.updates:
             self.background.submit(self.recorder.flush)
             self.flushed = time.perf_counter()
 
@@ -320,6 +349,8 @@ class _Loop:
         geometry: Geometry | None,
     ) -> None:
         """Write down what there is of a step, in the background, where the host's part of the geometry is done too."""
+        if self.recorder is None:
+            return
         measured = None if geometry is None else self.measure.scalars(geometry)
         drift = None if geometry is None else geometry.drift
         self.recorder.write(step, scalars, record, probe, evaluation, measured, drift)

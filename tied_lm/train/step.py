@@ -208,7 +208,7 @@ class Trainer:
 
         with self.precision:
             state, records, _ = jax.lax.fori_loop(0, updates, one, (state, records, jnp.zeros((), jnp.int32)))
-        return state, records
+        return state, self.model.layout.replicate(records)
 
     def _update(
         self,
