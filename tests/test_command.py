@@ -1,6 +1,7 @@
 """The command line and the config that it names, in whatever state they come."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -271,3 +272,14 @@ def test_a_home_that_cannot_be_written_costs_the_cache_alone(tmp_path, monkeypat
     assert done.returncode == 0, done.stderr
     assert "compiled programs are not kept" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_before_there_is_anything_to_save_ends_a_command_at_once(number):
+    script = (
+        "import os; from tied_lm.cli.command import run; run(lambda _, stop: os.kill(os.getpid(), %d) or stop.wait(9))"
+    )
+    # In a shell whose interrupts are ignored, a script takes them as it finds them.
+    before = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    done = subprocess.run([sys.executable, "-c", before + script % number], cwd=ROOT, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (-number, b"")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from configs import bpe, text, toy, toy_directed, transformer, words
+from tests import tiny
 from tied_lm.checks import ConfigError, choose, default_options
 from tied_lm.config import (
     Config,
@@ -29,6 +30,7 @@ from tied_lm.config import (
 from tied_lm.model.bodies import BODIES, Body
 from tied_lm.model.embedding import VocabularyModel
 from tied_lm.model.schemes import SCHEMES
+from tied_lm.train.build import build_stream
 
 ROOT = Path(__file__).parent.parent
 
@@ -190,6 +192,13 @@ def test_wrong_types_are_refused(values, field, value, allowed):
             1e-40,
             "optimizer.learning_rate = 1e-40 is not possible; allowed: what float32 hol",
         ),
+        (
+            "compare.margin",
+            1e-40,
+            "compare.margin = 1e-40 is not possible; allowed: what float32 holds: 1.2e-38 to 3.4e+",
+        ),
+        ("loss.z", 1e-40, "loss.z = 1e-40 is not possible; allowed: what float32 holds: 0, or 1.2e-38 to 3.4e+"),
+        ("loss.z", 1e39, "loss.z = 1e+39 is not possible; allowed: at most 100"),
         ("data.vocab_size", 10**30, f"data.vocab_size = {10**30} is not possible; allowed: at most 1,000,000,000"),
         (
             "data.batch_size",
@@ -207,7 +216,7 @@ def test_wrong_types_are_refused(values, field, value, allowed):
 )
 def test_what_no_machine_holds_is_refused(values, field, value, message):
     put(values, field, value)
-    assert refusal(build_run, values).startswith(message)
+    assert refusal(build_comparison, values).startswith(message)
 
 
 def test_a_message_harms_no_terminal(values):
@@ -300,6 +309,8 @@ def test_a_decay_without_updates_is_refused(values):
     values["optimizer"] |= {"schedule": "wsd", "decay_steps": 0}
     words = "at least 1 with optimizer.schedule = 'wsd', or it never decays"
     assert refusal(build_run, values) == said("optimizer.decay_steps", 0, words)
+    values["optimizer"]["decay_steps"] = 1001
+    assert refusal(build_run, values) == said("optimizer.decay_steps", 1001, "at most train.steps = 1000")
     values["optimizer"]["decay_steps"] = 1
     build_run(values)
 
@@ -307,6 +318,11 @@ def test_a_decay_without_updates_is_refused(values):
 def test_registries_say_what_there_is():
     assert choose({"a": 1, "b": 2}, "model.body", "b") == 2
     assert refusal(choose, {"a": 1, "b": 2}, "model.body", "c") == said("model.body", "c", "a | b")
+
+
+@pytest.mark.parametrize("field", ["data.source", "data.tokenizer"])
+def test_what_the_data_name_is_there_used_or_not(field):
+    assert refusal(build_stream, tiny.make_config(f"{field}=char")).startswith(f"{field} = 'char' is not possible; all")
 
 
 def test_differing_fields_name_what_changed(values):

@@ -4,15 +4,17 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from tests import tiny
 from tied_lm.checks import ConfigError
+from tied_lm.cli import evaluate, geometry, report, runs, show
 from tied_lm.config import to_dict
 from tied_lm.config.folder import check, locked
-from tied_lm.files import read_json, write_json
+from tied_lm.files import Damaged, read_json, write_json
 from tied_lm.record.scalars import is_finished, read_metrics
 
 ROOT = Path(__file__).parent.parent
@@ -170,6 +172,31 @@ def test_a_torn_last_line_is_left_out(tmp_path, text, steps):
     assert [line["step"] for line in read_metrics(tmp_path)] == steps
     assert is_finished(tmp_path, 5) == (5 in steps)
     assert not is_finished(tmp_path, 6)
+
+
+@pytest.mark.parametrize("command", [evaluate, geometry, report, runs, show])
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("config.json", {}),
+        ("config.json", {"compare": 3}),
+        ("config.json", {"seed": 0, "model": "tied"}),
+        ("config.json", {"seed": 0, "model": {"tying": "tied"}, "compare": {"arms": 3, "baseline": "a", "seeds": 1}}),
+        ("sweep.json", {}),
+        ("sweep.json", VALUES | {"compare": {"arms": {}, "baseline": "a", "seeds": 1}, "grid": {"seed": 3}}),
+    ],
+)
+def test_a_config_of_another_shape_is_named(tmp_path, capsys, command, file, content):
+    write_json(tmp_path / file, content)
+    try:
+        command.main([str(tmp_path)], threading.Event())
+        said = capsys.readouterr().out
+        assert command in (runs, show)  # which tell how a folder stands
+    except (ConfigError, Damaged) as error:
+        said = str(error)
+    assert str(tmp_path) in said
+    assert "damaged" in said or command in (evaluate, geometry)  # which take no comparison and no sweep
+    assert len(said.strip().splitlines()) <= 3
 
 
 def test_no_metrics_yet(tmp_path):

@@ -79,8 +79,18 @@ def test_the_matrices_of_a_run_are_measured_and_exported(tmp_path, capsys):
     assert "effective rank" in told
     assert "cosine of a row to its start" in told
     assert read_matrix(out).shape == (20, 4)
+    with pytest.raises(ConfigError, match=r"^key = 'nope' .* allowed: embedding$"):
+        geometry.main([str(tmp_path / "run"), "--key=nope"], threading.Event())
+    capsys.readouterr()
     geometry.main([str(out), str(out)], threading.Event())
     assert [line.split()[1] for line in capsys.readouterr().out.splitlines() if "spearman" in line] == ["1"]
     write_matrix(tmp_path / "other.npy", {"a": A})
     with pytest.raises(ConfigError, match=r"a has 20 rows and b has 30"):
         geometry.main([str(out), str(tmp_path / "other.npy")], threading.Event())
+
+
+@pytest.mark.parametrize("table", [np.full((3, 2), np.nan), np.ones((0, 3)), np.ones((3, 0))])
+def test_what_cannot_be_measured_is_refused(tmp_path, table):
+    np.save(tmp_path / "a.npy", table)
+    with pytest.raises(ConfigError, match=r"^path = .*allowed: a matrix that can be measured \(table "):
+        geometry.main([str(tmp_path / "a.npy")], threading.Event())

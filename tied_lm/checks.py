@@ -118,11 +118,12 @@ def convert(kind: Any, value: Any, field: str) -> Any:
         raise ConfigError(field, value, f"{kind.__name__}{', ' + words if words else ''}")
     if kind is float and not math.isfinite(value):
         raise ConfigError(field, value, "a finite number" + (", " + words if words else ""))
-    if kind is float and value and not SMALLEST <= abs(value) <= LARGEST:
-        raise ConfigError(field, value, f"what float32 holds: 0, or {SMALLEST:.2g} to {LARGEST:.2g}")
+    failed = [c.words for c in conditions if not c.test(value)]
+    if kind is float and value and not failed and not SMALLEST <= abs(value) <= LARGEST:
+        zero = "" if any(not c.test(0.0) for c in conditions) else "0, or "
+        raise ConfigError(field, value, f"what float32 holds: {zero}{SMALLEST:.2g} to {LARGEST:.2g}")
     if kind is str and "\0" in value:
         raise ConfigError(field, value, "text without NUL")
-    failed = [c.words for c in conditions if not c.test(value)]
     if failed:
         raise ConfigError(field, value, ", ".join(failed))
     return value

@@ -12,6 +12,7 @@ from typing import Any
 import crc32c
 
 AGAIN = "remove that run's folder to train it again"
+ANY: Mapping[str, Any] = {}  # shape of JSON
 SEAL = "crc32c"  # the last key of a JSON file: the checksum of the others, as they are dumped without spaces
 
 
@@ -69,14 +70,15 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
     replace(path, (json.dumps(plain | {SEAL: checksum(plain)}, indent=2) + "\n").encode())
 
 
-def read_json(path: Path, remedy: str) -> dict[str, Any]:
+def read_json(path: Path, remedy: str, shape: Mapping[str, Any] = ANY) -> dict[str, Any]:
     """What `write_json` wrote; files of before there were checksums are taken as they are.
 
     Args:
         remedy: what can be done where it is damaged.
+        shape: of what has to be there: the type of a field, or the shape of a group of fields.
 
     Raises:
-        Damaged: it is no JSON object, or not the one that was written.
+        Damaged: it is no JSON object, not the one that was written, or one of another shape.
         FileNotFoundError: there is none.
     """
     try:
@@ -86,4 +88,15 @@ def read_json(path: Path, remedy: str) -> dict[str, Any]:
         raise Damaged(f"{path} is damaged (it is no JSON object); {remedy}") from None
     if seal is not None and seal != checksum(values):
         raise Damaged(f"{path} is damaged (its checksum differs); {remedy}")
+    check_shape(path, remedy, values, shape)
     return dict(values)
+
+
+def check_shape(path: Path, remedy: str, values: Any, shape: Mapping[str, Any]) -> None:
+    """See that nested values have the shape of what `path` should hold, see `read_json`."""
+    for name, kind in shape.items():
+        found = values.get(name) if isinstance(values, Mapping) else None
+        if isinstance(kind, Mapping):
+            check_shape(path, remedy, found, kind)
+        elif type(found) is not kind:
+            raise Damaged(f"{path} is damaged (it has no {name} as it was written); {remedy}")

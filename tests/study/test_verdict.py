@@ -21,7 +21,7 @@ from tied_lm.study.verdict import conclusions, verdict
         ((-3.1e-7, -2.9e-7), -3e-7, "tied - untied = -0.00000030 [-0.00000031, -0.00000029] nats a token"),
         ((-0.01, 0.03), 0.01, "not told apart here: tied - untied = +0.0100 [-0.0100, +0.0300] nats a token"),
         ((-1.5, 1.5), 0.0, "A difference beyond 1.5 nats would have been seen; about 40 seeds"),
-        (None, 0.01, "from one seed: there is no interval over seeds"),
+        (None, 0.01, "from 32 held-out blocks of windows alone: there is no interval over held-out tokens"),
     ],
 )
 def test_the_first_sentence_says_what_the_interval_allows(ci95, mean, words):
@@ -31,6 +31,10 @@ def test_the_first_sentence_says_what_the_interval_allows(ci95, mean, words):
     assert "-7" not in sentence
     # Size decides only where no difference that matters is left.
     assert ("prefer it if size matters" in sentence) == (ci95 is not None and max(map(abs, ci95)) < 0.01)
+
+
+def test_one_seed_has_no_interval():
+    assert "from one seed: there is no interval over seeds" in conclusions(summary(None, seeds=1))[0]
 
 
 def test_where_no_number_of_seeds_would_decide():

@@ -316,19 +316,22 @@ def _has_others() -> bool:
     return "jax" in sys.modules and bool(sys.modules["jax"].distributed.is_initialized())
 
 
-def run(main: Callable[[list[str], threading.Event], None]) -> NoReturn:
-    """Run a script: a mistake of the user's is one line and exit status 2, any other foreseen failure status 1.
+class _Stop(threading.Event):
+    """What `run` hands to a script."""
 
-    The first interrupt (or SIGTERM) lets the run save what it has; a second one ends it at once.
+    received = int(signal.SIGINT)  # the signal that asked for it
+
+
+def save_when_stopped(stop: threading.Event) -> None:
+    """From here on the first interrupt (or SIGTERM) lets the run save what it has; a second one ends it at once.
+
+    Signals are left alone where it is not `run` that called the script.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # what the terminal cannot show
-    stop = threading.Event()
-    received: list[int] = []
+    if not isinstance(stop, _Stop):
+        return
 
     def on_signal(number: int, frame: object) -> None:
-        received.append(number)
+        stop.received = number
         stop.set()
         if not terminal.is_silent():
             print("\nstopping: saving what there is ...", file=sys.stderr)
@@ -336,6 +339,20 @@ def run(main: Callable[[list[str], threading.Event], None]) -> NoReturn:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, on_signal)
+
+
+def run(main: Callable[[list[str], threading.Event], None]) -> NoReturn:
+    """Run a script: a mistake of the user's is one line and exit status 2, any other foreseen failure status 1.
+
+    An interrupt (or SIGTERM) ends it at once, until the script says that there is something to save, see
+    `save_when_stopped`.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # what the terminal cannot show
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    stop = _Stop()
     stop_with_parent()
     try:
         main(sys.argv[1:], stop)
@@ -350,7 +367,7 @@ def run(main: Callable[[list[str], threading.Event], None]) -> NoReturn:
 
         if isinstance(error, Interrupted):
             tell(f"{error}; the same command continues")
-            sys.exit(128 + (received or [signal.SIGINT])[0])
+            sys.exit(128 + stop.received)
         # An OSError is a full disk, say: what was saved stays good, and the same command continues.
         if isinstance(error, (Damaged, Diverged, OSError)):
             _fail(str(error), 1)

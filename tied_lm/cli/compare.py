@@ -4,7 +4,7 @@ import threading
 from pathlib import Path
 
 from tied_lm.cli import terminal
-from tied_lm.cli.command import check_same, parse, set_up_jax, tell, ways_to_see
+from tied_lm.cli.command import check_same, parse, save_when_stopped, set_up_jax, tell, ways_to_see
 from tied_lm.tokenstring import printable
 
 
@@ -44,6 +44,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
         count, disk, where = len(plan.updates()), shown(plan.disk_bytes()), printable(str(place))
         print(f"{count} runs in {where}, at most {disk} there, about {clock(seconds)}; nothing was written")
         return
+    save_when_stopped(stop)
     if is_complete:
         tell(f"{place} is complete; nothing was changed.")
     else:

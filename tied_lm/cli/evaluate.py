@@ -73,12 +73,11 @@ def _check_folder(place: Path) -> None:
     allowed = "the folder of a run: DIR/<arm>/seed<k> of a comparison, or that of a single run"
     try:
         values = dict(json.loads((place / "config.json").read_text(encoding="utf-8")))
-    except (OSError, TypeError, ValueError):
+        arms = ", ".join(values["compare"]["arms"]) if "compare" in values else None
+    except (KeyError, OSError, TypeError, ValueError):
         raise ConfigError("run", str(place), allowed) from None
-    if "compare" in values:
-        raise ConfigError(
-            "run", str(place), f"{allowed}; this is a comparison with {', '.join(values['compare']['arms'])}"
-        )
+    if arms is not None:
+        raise ConfigError("run", str(place), f"{allowed}; this is a comparison with {arms}")
 
 
 def main(arguments: list[str], stop: threading.Event) -> None:

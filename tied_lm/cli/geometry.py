@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tied_lm.checks import ConfigError
+from tied_lm.checks import ConfigError, choose
 from tied_lm.cli.command import Parser, check_path, set_up_jax
 from tied_lm.tokenstring import printable
 
@@ -79,12 +79,16 @@ def main(arguments: list[str], stop: threading.Event) -> None:
         frequencies = starts = None
         if path.is_dir():
             found, frequencies, starts = _of_run(path, flags.step)
-            if flags.key in found:
-                found = {flags.key: found[flags.key]}
+            if flags.key is not None:
+                found = {flags.key: choose(found, "key", flags.key)}
         else:
             found = {flags.key or "matrix": read_matrix(path, flags.key)}
         tables.append(found)
-        print(f"{printable(str(path))}\n{table(geometry_rows(found, frequencies, starts))}")
+        try:
+            rows = geometry_rows(found, frequencies, starts)
+        except ValueError as error:
+            raise ConfigError("path", str(path), f"a matrix that can be measured ({error})") from None
+        print(f"{printable(str(path))}\n{table(rows)}")
     if flags.save is not None:
         write_matrix(flags.save, tables[0])
     if len(tables) == 2:

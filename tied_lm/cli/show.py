@@ -27,8 +27,7 @@ def main(arguments: list[str], _: threading.Event) -> None:
 
 def _told(place: Path) -> tuple[str, str]:
     """What there is to say of a folder, and how to see it in TensorBoard."""
-    from tied_lm.config.folder import CONFIG, SWEEP
-    from tied_lm.files import read_json
+    from tied_lm.config.folder import CONFIG, SWEEP, read_config
     from tied_lm.record.reader import open_run
     from tied_lm.study.board import deep_link
     from tied_lm.study.state import find, state_of
@@ -47,7 +46,7 @@ def _told(place: Path) -> tuple[str, str]:
             return told_sweep(results, width, bold), ways_to_see(place, link)
         points = [point for below in sorted(place.iterdir()) if below.is_dir() for point in find(below, 0)]
         return "\n".join([str(state_of(place)), *(printable(f"{p.name}  {state_of(p)}") for p in points)]), see
-    if (place / CONFIG).exists() and "compare" in read_json(place / CONFIG, "restore it"):
+    if (place / CONFIG).exists() and "compare" in read_config(place):
         subject = Subject.of(place)
         if subject.summary is not None:
             return verdict(subject.summary, width, bold), ways_to_see(place, deep_link(subject.summary))

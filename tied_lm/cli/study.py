@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 
 from tied_lm.checks import ConfigError
-from tied_lm.cli.command import Parser, check_path, set_up_jax, tell
+from tied_lm.cli.command import Parser, check_path, save_when_stopped, set_up_jax, tell
 from tied_lm.tokenstring import printable
 
 PAGES = {"small": "STUDIES.md", "base": "STUDIES-base.md"}
@@ -41,6 +41,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     set_up_jax()
     wanted = known if flags.name == "all" else {flags.name: known[flags.name]}
     found: dict[str, tuple[Study, Done]] = {}
+    save_when_stopped(stop)
     for number, (name, study) in enumerate(wanted.items(), 1):
         text = None if flags.text is None else (flags.text[0], flags.text[1])
 

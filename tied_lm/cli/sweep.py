@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tied_lm.checks import ConfigError
 from tied_lm.cli import terminal
-from tied_lm.cli.command import parse, set_up_jax, tell, ways_to_see
+from tied_lm.cli.command import parse, save_when_stopped, set_up_jax, tell, ways_to_see
 from tied_lm.cli.scheduler import sbatch_script
 from tied_lm.tokenstring import printable
 
@@ -52,6 +52,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     if index is not None and not 0 <= index < len(points):
         raise ConfigError("index", index, f"0 to {len(points) - 1}, since the grid has {len(points)} points")
     if command.flags.worker:
+        save_when_stopped(stop)
         _serve(points, stop)
         return
     chosen = points if index is None else [points[index]]
@@ -67,6 +68,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
         call = [sys.executable, "-m", "tied_lm.cli", "sweep", *(a for a in arguments if a != "--sbatch")]
         print(sbatch_script(call, sorted(point.index for point in todo)))
         return
+    save_when_stopped(stop)
     the_sweep.open()
     for line in dict.fromkeys(told(point.plan.about) for point in points if point.plan.about):
         tell(line)

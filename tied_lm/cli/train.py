@@ -4,7 +4,7 @@ import threading
 from pathlib import Path
 
 from tied_lm.cli import terminal
-from tied_lm.cli.command import check_same, parse, set_up_jax, tell, tensorboard_command
+from tied_lm.cli.command import check_same, parse, save_when_stopped, set_up_jax, tell, tensorboard_command
 from tied_lm.tokenstring import printable
 
 
@@ -51,6 +51,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
         print(table(rows, terminal.width(), head=terminal.bold))
         print(f"1 run in {printable(str(place))}, about {clock(seconds)}; nothing was written")
         return
+    save_when_stopped(stop)
     if is_complete:
         tell(f"{place} is complete; nothing was changed.")
     elif not is_first():

@@ -190,6 +190,8 @@ def _check_schedule(config: Config) -> None:
         raise ConfigError("optimizer.decay_steps", 0, "at least 1 with optimizer.schedule = 'wsd', or it never decays")
     if optimizer.schedule != "wsd" and optimizer.decay_steps:
         raise ConfigError("optimizer.decay_steps", optimizer.decay_steps, "0, unless optimizer.schedule = 'wsd'")
+    if optimizer.decay_steps > steps:
+        raise ConfigError("optimizer.decay_steps", optimizer.decay_steps, f"at most train.steps = {steps}")
     # The first update after the warm-up has the full rate, and so has the first of the decay.
     rest, words = (optimizer.decay_steps, "optimizer.decay_steps") if optimizer.decay_steps else (1, "1")
     if optimizer.warmup_steps > steps - rest:

@@ -9,11 +9,16 @@ from typing import Any
 
 from tied_lm.checks import ConfigError
 from tied_lm.config.identity import differing_fields
-from tied_lm.files import Damaged, read_json
+from tied_lm.files import Damaged, check_shape, read_json
 
 CONFIG = "config.json"
 SWEEP = "sweep.json"
 LOCK = ".lock"
+RESTORE = "restore it"
+# Of what a config has to hold for a folder to be read at all.
+OF_RUN = {"seed": int, "model": {"tying": str}}
+OF_COMPARISON = OF_RUN | {"compare": {"arms": dict, "baseline": str, "seeds": int}}
+OF_SWEEP = OF_COMPARISON | {"grid": dict}
 
 
 def cache_folder() -> Path:
@@ -28,6 +33,24 @@ def cache_folder() -> Path:
         raise ConfigError("XDG_CACHE_HOME", None, "a folder, since no home is known") from None
 
 
+def read_config(folder: Path, file: str = CONFIG) -> dict[str, Any]:
+    """The config in the folder of a run or of a comparison, or that of a sweep.
+
+    Args:
+        file: CONFIG or SWEEP.
+
+    Raises:
+        Damaged: it is not what was written, or no config.
+        FileNotFoundError: there is none.
+    """
+    path = folder / file
+    values = read_json(path, RESTORE)
+    check_shape(path, RESTORE, values, OF_SWEEP if file == SWEEP else OF_COMPARISON if "compare" in values else OF_RUN)
+    for field, tried in values.get("grid", {}).items():
+        check_shape(path, RESTORE, {field: tried}, {field: list})
+    return values
+
+
 def check(folder: Path, values: Mapping[str, Any], file: str = CONFIG) -> None:
     """Refuse a folder that is not free for this config.
 
@@ -40,7 +63,7 @@ def check(folder: Path, values: Mapping[str, Any], file: str = CONFIG) -> None:
     path = folder / file
     if path.exists():
         try:
-            old = read_json(path, "restore it")
+            old = read_json(path, RESTORE)
         except (OSError, Damaged) as error:
             raise ConfigError("workdir", str(folder), f"a folder whose {file} can be read ({error})") from None
         if differences := differing_fields(old, values):

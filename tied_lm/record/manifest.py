@@ -10,10 +10,11 @@ from typing import Any
 
 import crc32c
 
-from tied_lm.files import AGAIN, Damaged, read_json, sync, write_json
+from tied_lm.files import AGAIN, Damaged, check_shape, read_json, sync, write_json
 from tied_lm.record.history import verify
 
 MANIFEST = "manifest.json"
+UNCHECKED = "remove that file to read the logs unchecked"
 EVENTS = "events.out.tfevents."
 
 
@@ -24,9 +25,11 @@ def read(folder: Path) -> dict[str, Any]:
         Damaged: it is not what was written.
     """
     try:
-        return read_json(folder / MANIFEST, "remove that file to read the logs unchecked")
+        entries = read_json(folder / MANIFEST, UNCHECKED)
     except FileNotFoundError:
         return {}
+    check_shape(folder / MANIFEST, UNCHECKED, entries, {name: {"length": int} for name in entries})
+    return entries
 
 
 def vouched(folder: Path, name: str, entry: Mapping[str, int]) -> bytes:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tied_lm.config import Config, read_run
-from tied_lm.config.folder import CONFIG, SWEEP
+from tied_lm.config.folder import CONFIG, RESTORE, SWEEP, read_config
 from tied_lm.files import Damaged, read_json
 from tied_lm.record import manifest
 from tied_lm.record.history import STRINGS, check, readable
@@ -56,13 +56,13 @@ class Run:
         path = self.folder / CONFIG
         if not path.exists():
             raise FileNotFoundError(f"{self.folder} has no {CONFIG}: its model and training are not this project's")
-        values = read_json(path, "restore it")
+        values = read_config(self.folder)
         return read_run({name: value for name, value in values.items() if name not in BESIDE})
 
     @property
     def content(self) -> dict[str, Any]:
         """What the config does not say of the text: its sizes and hashes."""
-        values = read_json(self.folder / CONFIG, "restore it")
+        values = read_config(self.folder)
         return {name: values[name] for name in CONTENT if name in values}
 
     def lines(self) -> list[dict[str, Any]]:
@@ -195,7 +195,7 @@ def check_logs(folder: Path) -> None:
 def _check_is_run(folder: Path) -> None:
     """Refuse what is not the folder of one run, and name one that is, if there is one below."""
     config = folder / CONFIG
-    is_comparison = config.exists() and "compare" in read_json(config, "restore it")
+    is_comparison = config.exists() and "compare" in read_json(config, RESTORE)
     if not is_comparison and (config.exists() or (folder / METRICS).exists()):
         return
     kind = f"no run: it has neither {CONFIG} nor {METRICS}"

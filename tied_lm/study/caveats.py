@@ -42,13 +42,13 @@ def _rise(name: str, loss: dict[int, float], training: dict[int, float]) -> str 
     )
 
 
-def _plateau(name: str, last: float, unigram: float, entropy: float | None) -> str | None:
+def _plateau(name: str, last: float, unigram: float, entropy: float | None, kind: str) -> str | None:
     """An end at the loss of the frequencies alone, where more can be known."""
     if last < unigram - PLATEAU or (entropy is not None and entropy > unigram - 2 * PLATEAU):
         return None
     where = f"within {abs(last - unigram):.4f} nats of" if last < unigram + PLATEAU else "above"
     return (
-        f"{name} ends at a held-out loss of {last:.4f} nats, {where} {unigram:.4f}, that of a model which knows no "
+        f"{name} ends at {kind} loss of {last:.4f} nats, {where} {unigram:.4f}, that of a model which knows no "
         "more than how frequent each token is: it needs more updates or another learning rate."
     )
 
@@ -64,12 +64,15 @@ def caveats(
         stateful: whether the body carries a state from batch to batch.
     """
     loss, training = _mean(runs, "loss/eval"), _mean(runs, "loss/train")
+    last, kind = loss[max(loss)], "a held-out"
+    if entropy is not None:  # as the loss of the frequencies is: of the law, not of the tokens that are held out
+        last, kind = entropy + list(_mean(runs, "loss/excess").values())[-1], "an expected"
     present = frequencies[frequencies > 0]
     unigram = float(-np.sum(present * np.log(present)))
     found = [
         _start(name, loss, frequencies.size),
         _rise(name, loss, training),
-        _plateau(name, loss[max(loss)], unigram, entropy),
+        _plateau(name, last, unigram, entropy, kind),
     ]
     if stateful:
         found.append(

@@ -34,8 +34,7 @@ def check_folder(place: Path, values: dict[str, Any], file: str = folder.CONFIG)
         ConfigError: the fields that differ are named.
     """
     folder.check(place, values, file)
-    path = place / file
-    there = read_json(path, "restore it")["compare"]["seeds"] if path.exists() else 0
+    there = folder.read_config(place, file)["compare"]["seeds"] if (place / file).exists() else 0
     if values["compare"]["seeds"] < there:
         raise ConfigError(
             "compare.seeds", values["compare"]["seeds"], f"at least {there}, which the folder was made with"

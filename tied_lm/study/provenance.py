@@ -113,7 +113,7 @@ def read_provenance(place: Path) -> list[dict[str, Any]]:
         Damaged: the file is not what was written.
     """
     path = place / PROVENANCE
-    return list(read_json(path, AGAIN)["sessions"]) if path.exists() else []
+    return list(read_json(path, AGAIN, {"sessions": list})["sessions"]) if path.exists() else []
 
 
 @contextlib.contextmanager

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from tied_lm.config.folder import CONFIG, SWEEP
-from tied_lm.files import read_json
+from tied_lm.config.folder import CONFIG, SWEEP, read_config
 from tied_lm.record.history import STEPS_IN_CHUNK, TOKENS_IN_CHUNK
 from tied_lm.record.reader import BESIDE, Run, open_run
 from tied_lm.study.labels import HYPOTHETICAL, label
@@ -88,7 +87,7 @@ def _plain(value: Any) -> Any:
 
 def _values(place: Path, file: str, kind: str) -> dict[str, Any]:
     """The config in a folder of that kind."""
-    values = read_json(place / file, "restore it") if (place / file).exists() else {}
+    values = read_config(place, file) if (place / file).exists() else {}
     if "compare" in values:
         return values
     hint = "; it is a sweep: use open_sweep" if (place / SWEEP).exists() else ""

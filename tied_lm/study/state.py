@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tied_lm.checks import ConfigError
-from tied_lm.config.folder import CONFIG, SWEEP, is_locked
-from tied_lm.files import Damaged, read_json
+from tied_lm.config.folder import CONFIG, SWEEP, is_locked, read_config
+from tied_lm.files import Damaged
 from tied_lm.intervals import with_interval
 from tied_lm.record.reader import Run, open_run
 from tied_lm.record.scalars import METRICS
@@ -44,11 +44,11 @@ def state_of(place: Path) -> State:
     """How the folder of a sweep, a comparison or a run stands, whether or not it is being written."""
     try:
         if (place / SWEEP).exists():
-            return _of_sweep(place, read_json(place / SWEEP, "restore it"))
-        if (place / CONFIG).exists() and "compare" in read_json(place / CONFIG, "restore it"):
+            return _of_sweep(place, read_config(place, SWEEP))
+        if (place / CONFIG).exists() and "compare" in read_config(place):
             return _of_comparison(place, Subject.of(place))
         return _of_run(place, open_run(place))
-    except (ConfigError, Damaged, OSError, KeyError) as error:
+    except (ConfigError, Damaged, OSError) as error:
         return State("folder", "cannot be read", str(error))
 
 
@@ -65,7 +65,7 @@ def _of_sweep(place: Path, values: dict[str, Any]) -> State:
     results, said = read_results(place), []
     for arm in results.arms:
         found = [point.differences.get(arm) for point in results.points]
-        outcomes = [(difference.outcome or "from one seed") if difference else "diverged" for difference in found]
+        outcomes = [(difference.outcome or "without an interval") if difference else "diverged" for difference in found]
         counted = ", ".join(f"{outcomes.count(one)} {one}" for one in dict.fromkeys(outcomes))
         if arm != results.baseline:
             said.append(f"{arm} {counted}")
@@ -87,7 +87,7 @@ def _of_comparison(place: Path, subject: Subject) -> State:
 def headline(summary: Summary) -> str:
     """What a comparison says, in short."""
     said = [
-        f"{name} {found.outcome or 'from one seed'}, {with_interval(found, '+')} nats"
+        f"{name} {found.outcome or 'without an interval'}, {with_interval(found, '+')} nats"
         for name, found in summary.differences.items()
     ]
     return "; ".join([*said, *(f"{name} diverged" for name in summary.diverged)])

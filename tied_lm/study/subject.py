@@ -13,8 +13,7 @@ from jaxtyping import Float, Int
 from tied_lm.bands import NAMES
 from tied_lm.checks import ConfigError
 from tied_lm.config import Config
-from tied_lm.config.folder import CONFIG
-from tied_lm.files import read_json
+from tied_lm.config.folder import CONFIG, read_config
 from tied_lm.record.reader import Run, open_run
 from tied_lm.rows import FIELDS, PARTS
 from tied_lm.study.palette import Style, arm_styles
@@ -143,7 +142,7 @@ class Subject:
         """
         if not (place / CONFIG).exists():
             raise ConfigError("DIR", str(place), ANOTHER)
-        values = read_json(place / CONFIG, "restore it")
+        values = read_config(place)
         if "compare" not in values:
             name = str(values["model"]["tying"])
             folders = {name: [place]}

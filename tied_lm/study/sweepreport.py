@@ -6,8 +6,7 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
-from tied_lm.config.folder import CONFIG, SWEEP
-from tied_lm.files import read_json
+from tied_lm.config.folder import CONFIG, SWEEP, read_config
 from tied_lm.intervals import Difference, Estimate, with_interval
 from tied_lm.study.ownbest import fewest_seeds
 from tied_lm.study.page import html_table, labelled, paragraph, write_page
@@ -216,7 +215,7 @@ def rewrite_sweep(place: Path) -> None:
     if (place / RESULTS).exists():
         write_sweep_page(place, read_results(place))
         return
-    values = read_json(place / SWEEP, "restore it")
+    values = read_config(place, SWEEP)
     count = math.prod(map(len, values["grid"].values()))
     done = sum(point.summary is not None for point in points)
     rows = [["point", "state"], *([point.place.name, _state(point)] for point in points)]

@@ -44,10 +44,12 @@ def _conclusion(summary: Summary, name: str) -> str:
         size = f"{abs(spared):,} {'fewer' if spared > 0 else 'more'} parameters ({share:.0%})"
     shown = with_interval(difference, "+", unit=" nats a token")
     if difference.ci95_simultaneous is None:
-        return (
-            f"{name} - {baseline} = {shown} with {size}, from one seed: there is no interval over seeds, so this does "
-            "not say which is better. Run more seeds (--config.compare.seeds=5)."
-        )
+        few = "one seed: there is no interval over seeds"
+        more = "Run more seeds (--config.compare.seeds=5)"
+        if len(summary.seeds) > 1:
+            few = f"{summary.clusters} alone: there is no interval over held-out tokens"
+            more = "Raise data.eval_tokens, or hold out more text"
+        return f"{name} - {baseline} = {shown} with {size}, from {few}, so this does not say which is better. {more}."
     outcome, margin = difference.outcome, summary.margin
     said = f"{name} - {baseline} = {shown}"
     if outcome in ("better", "worse"):
@@ -165,8 +167,8 @@ def _divergences(summary: Summary) -> list[str]:
     if summary.baseline in summary.diverged:
         others = " | ".join(summary.arms)
         said.append(
-            f"Without the baseline, {summary.baseline}, there is no difference to tell: the losses of the other "
-            "arms stand for themselves."
+            f"Without the baseline, {summary.baseline}, there is no difference to tell"
+            + (": the losses of the other arms stand for themselves." if summary.arms else ".")
             + (f" To compare these, set compare.baseline = {others}." if len(summary.arms) > 1 else "")
         )
     return said

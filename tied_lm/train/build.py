@@ -8,6 +8,7 @@ from jax.sharding import Mesh
 from tied_lm.checks import ConfigError, check_options, choose, own_options
 from tied_lm.config import Config
 from tied_lm.data.sources import STREAMS, Stream
+from tied_lm.data.tokenizers import TOKENIZERS
 from tied_lm.model.bodies import BODIES, Body
 from tied_lm.model.embedding import VocabularyModel
 from tied_lm.model.mesh import DATA, make_mesh
@@ -60,5 +61,10 @@ def build_body(config: Config) -> Body | None:
 
 
 def build_stream(config: Config) -> Stream:
-    """The token stream that a config names."""
+    """The token stream that a config names.
+
+    Raises:
+        ConfigError: of its `build`; or there is no such tokenizer, used or not.
+    """
+    choose(TOKENIZERS, "data.tokenizer", config.data.tokenizer)
     return choose(STREAMS, "data.source", config.data.source).build(config.data, config.seed)

@@ -122,7 +122,7 @@ def train_run(
         with stopped_by_interrupt(stop):
             _Loop(trainer, config, stream, place, checkpoints, progress, schedule or Schedule.of(config)).run(stop)
     except Diverged as error:
-        raise Diverged(f"{error} in {place}; a lower optimizer.learning_rate may help") from None
+        raise Diverged(f"{error} in {place}; a lower optimizer.learning_rate or model.init_std may help") from None
     except OSError as error:
         if error.errno is None or error.filename is not None:
             raise
