@@ -22,7 +22,7 @@ def get_config() -> ConfigDict:
     c.model.init_std = 0.02  # standard deviation of the initial entries of the vocabulary matrices
     c.model.scale_input = False  # multiply what is looked up by sqrt(D), at run time
     c.model.matmul_precision = "exact"  # exact | fast: of float32 products on GPUs and TPUs, which can round operands
-    c.model.block_tokens = 0  # tokens whose logits a device holds at a time; 0: by V and D
+    c.model.block_tokens = 0  # tokens whose logits a device holds at a time; 0: by V, D and the kind of device
 
     c.scheme = ConfigDict()  # what the tying schemes take; each reads its own
     c.scheme.same_start = False  # untied: start both matrices from the same values

@@ -18,7 +18,7 @@ import optax
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from tests import tiny
+from tests import lowering, tiny
 from tied_lm import open_run
 from tied_lm.checks import ConfigError
 from tied_lm.cli import compare, evaluate, scale
@@ -27,6 +27,7 @@ from tied_lm.data.toy import ToyStream
 from tied_lm.files import Damaged
 from tied_lm.model import likelihoods, loss
 from tied_lm.model.mesh import ONE_DEVICE, Layout
+from tied_lm.model.schemes import SCHEMES
 from tied_lm.study.plan import Arm
 from tied_lm.train import digest, evaluation
 from tied_lm.train.build import build_mesh, build_stream
@@ -377,13 +378,26 @@ def test_a_mesh_that_there_is_not(field, said, make_config):
         build_mesh(config)
 
 
-@pytest.mark.parametrize("platform", ["cuda", "tpu"])
-def test_an_update_is_made_for_other_devices(platform):
-    config = tiny.make_config("data.vocab_size=21", "data.batch_size=8", "mesh.data=2", "mesh.vocab=4")
+@pytest.mark.parametrize(
+    ("tying", "body", "shape", "platform"),
+    [
+        pytest.param(
+            *(tying, lowering.BODIES[i % 4], MESHES[(i + i // 4) % 4], ("cuda", "tpu")[i // 8]),
+            marks=[pytest.mark.slow] if i else [],
+        )
+        for i, tying in enumerate(SCHEMES)
+    ],
+)
+def test_programs_are_made_for_other_devices(tying, body, shape, platform, monkeypatch):
+    """Every scheme, and every pair of body, mesh and platform."""
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    fields = f"data.vocab_size=21 mesh.data={shape[0]} mesh.vocab={shape[1]} model.tying={tying} model.body={body}"
+    config = tiny.make_config(*lowering.SMALL, *fields.split())
     trainer, stream = trainer_on(config), build_stream(config)
-    inputs = jax.eval_shape(trainer.init, 0), stream, np.int32(1), tiny.slots(trainer, []), True
-    text = Trainer._advance.trace(trainer, trainer.values, *inputs).lower(lowering_platforms=(platform,)).as_text()
-    assert "all_reduce" in text
+    for text in lowering.lowered(trainer, stream, platform):
+        lowering.has_nothing_of_a_cpu(text, tying)
+        assert "num_partitions = 8" in text
+        assert "all_reduce" in text or shape[1] == 1
 
 
 @pytest.mark.slow

@@ -3,37 +3,27 @@
 import re
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 import pytest
 
-from tests import tiny
+from tests import lowering, tiny
+from tied_lm.model.likelihoods import negative_log_likelihood
+from tied_lm.model.logits import LOGITS_BYTES
+from tied_lm.model.loss import vocabulary_loss
 from tied_lm.model.schemes import SCHEMES
-from tied_lm.train import evaluation
 from tied_lm.train.build import build_stream
-from tied_lm.train.step import Trainer
-
-BODIES = ["none", "mlp", "lstm", "transformer"]
-SMALL = ("data.batch_size=16", "data.length=64", "body.heads=2", "scheme.factor_features=3", "scheme.untie_step=9")
 
 
 def lowered(fields, platform):
-    """The programs of a run for a platform, as text."""
-    config = tiny.make_config(*SMALL, *fields)
-    trainer, stream = tiny.new_trainer(config), build_stream(config)
-    state = jax.eval_shape(trainer.init, 0)
-    inputs = stream, np.int32(1), tiny.slots(trainer, []), True
-    for traced in (
-        Trainer._advance.trace(trainer, trainer.values, state, *inputs),
-        evaluation.evaluate.trace(trainer, state.params, stream, 64),
-        evaluation.probe.trace(trainer, state.params, stream, 64),
-    ):
-        yield traced.lower(lowering_platforms=(platform,)).as_text()
+    """The programs of a run on one device."""
+    config = tiny.make_config(*lowering.SMALL, *fields)
+    return lowering.lowered(tiny.new_trainer(config), build_stream(config), platform)
 
 
 @pytest.mark.parametrize(
     ("tying", "body", "platform"),
     [
-        pytest.param(tying, BODIES[i % 4], platform, marks=[pytest.mark.slow] if i else [])
+        pytest.param(tying, lowering.BODIES[i % 4], platform, marks=[pytest.mark.slow] if i else [])
         for i, tying in enumerate(SCHEMES)
         for platform in ("cuda", "tpu")
     ],
@@ -41,12 +31,23 @@ def lowered(fields, platform):
 def test_every_program_is_made_for_other_devices_without_what_a_cpu_needs(tying, body, platform, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: platform)
     for text in lowered([f"model.tying={tying}", f"model.body={body}"], platform):
-        # Late untying has one of its own, for two matrices to stay the same on any device.
-        assert tying == "late_untie" or "optimization_barrier" not in text
-        products = re.findall(r"dot_general .*precision = \[(\w+), (\w+)\]", text)
-        assert products
-        assert set(products) == {("HIGHEST", "HIGHEST")}
+        lowering.has_nothing_of_a_cpu(text, tying)
 
 
 def test_a_cpu_has_what_it_needs():
     assert "optimization_barrier" in next(iter(lowered([], "cpu")))
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
+def test_logits_of_a_block_are_as_many_as_the_device_is_to_hold(platform):
+    N, V, D = 16384, 50257, 8
+    h, scoring = jnp.zeros((N, D)), jax.ShapeDtypeStruct((V, D), jnp.float32)
+    targets = jnp.zeros(N, int)
+    for compute, weights in ((vocabulary_loss, [jnp.ones(N)]), (negative_log_likelihood, [])):
+        traced = jax.jit(compute).trace(h, scoring, targets, *weights)
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+        tokens = max(int(found) for found in re.findall(rf"tensor<(\d+)x{V}xf32>", text))
+        if platform == "cpu":
+            assert tokens == 128
+        else:
+            assert 0.8 * LOGITS_BYTES < 4 * tokens * V <= LOGITS_BYTES

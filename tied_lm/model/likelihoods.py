@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from tied_lm.model.logits import at_targets, block_count, block_logits, from_blocks, to_blocks
+from tied_lm.model.logits import at_targets, block_count, block_logits, bounded_count, by_device, from_blocks, to_blocks
 from tied_lm.model.mesh import DATA, ONE_DEVICE, VOCAB, Layout
 
 
@@ -70,13 +70,13 @@ def likelihood(
     """
     if law is None or contexts_N is None:
         law = contexts_N = None
-    compute = functools.partial(_likelihood, soft_cap, compute_dtype, block_tokens, layout)
+    compute = functools.partial(_likelihood_of_share, soft_cap, compute_dtype, block_tokens, layout)
     tokens, rows = PartitionSpec(DATA), PartitionSpec(VOCAB)
     share_out = layout.share_out(compute, (tokens, rows, tokens, PartitionSpec(), tokens), tokens)
     return share_out(h_NxD, scoring_VxD, targets_N, law, contexts_N)
 
 
-def _likelihood(
+def _likelihood_of_share(
     soft_cap: float | None,
     compute_dtype: DTypeLike,
     block_tokens: int,
@@ -88,9 +88,26 @@ def _likelihood(
     contexts_N: Array | None,
 ) -> tuple[Array, Array | None]:
     """The same for the tokens that one device has."""
-    tokens, width = h_NxD.shape
+    (tokens, width), rows = h_NxD.shape, scoring_VxD.shape[0]
+    counts = block_count(tokens, rows, width, block_tokens), bounded_count(tokens, rows, block_tokens)
+    compute = functools.partial(_likelihood_in_blocks, soft_cap, compute_dtype, layout)
+    return by_device(compute, *counts)(h_NxD, scoring_VxD, targets_N, law, contexts_N)
+
+
+def _likelihood_in_blocks(
+    soft_cap: float | None,
+    compute_dtype: DTypeLike,
+    layout: Layout,
+    blocks: int,
+    h_NxD: Array,
+    scoring_VxD: Array,
+    targets_N: Array,
+    law: Law | None,
+    contexts_N: Array | None,
+) -> tuple[Array, Array | None]:
+    """The same in so many blocks."""
+    tokens = h_NxD.shape[0]
     rounded_VxD = scoring_VxD.astype(compute_dtype)
-    blocks = block_count(tokens, scoring_VxD.shape[0], width, block_tokens)
     in_blocks = law is not None and soft_cap is not None
     first = layout.first_row(scoring_VxD.shape[0])
 

@@ -3,6 +3,10 @@
 The letters in names and shapes: N tokens, V rows of the vocabulary, D width, B blocks, C tokens in a block.
 """
 
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -10,6 +14,10 @@ from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from tied_lm.model.mesh import Layout
+
+T = TypeVar("T")
+
+LOGITS_BYTES = 2**29  # of the logits that a GPU or TPU holds at a time
 
 
 def block_count(tokens: int, vocabulary_size: int, width: int, block_tokens: int = 0) -> int:
@@ -21,6 +29,21 @@ def block_count(tokens: int, vocabulary_size: int, width: int, block_tokens: int
     if block_tokens:
         return -(-tokens // block_tokens)
     return max(1, tokens // max(width, 128, 2**21 // vocabulary_size))
+
+
+def bounded_count(tokens: int, vocabulary_size: int, block_tokens: int = 0) -> int:
+    """The same on a GPU or TPU, where by the rule blocks are as few as their bytes allow, of at least 16 tokens."""
+    most = LOGITS_BYTES // (4 * vocabulary_size) // 16 * 16
+    return -(-tokens // (block_tokens or max(16, most)))
+
+
+def by_device(compute: Callable[..., T], on_cpu: int, elsewhere: int) -> Callable[..., T]:
+    """What takes a number of blocks first, with that of the device for which a program is made."""
+    if on_cpu == elsewhere:
+        return partial(compute, on_cpu)
+    return lambda *arrays: lax.platform_dependent(
+        *arrays, cpu=partial(compute, on_cpu), default=partial(compute, elsewhere)
+    )
 
 
 def to_blocks(x_Nx: Array, blocks: int) -> Array:

@@ -21,6 +21,8 @@ from tied_lm.model.logits import (
     at_targets,
     block_count,
     block_logits,
+    bounded_count,
+    by_device,
     exponentials,
     from_blocks,
     matmul,
@@ -82,7 +84,7 @@ def vocabulary_loss(
         compute_dtype: what operands of the N x V products are rounded to; sums are float32 whatever it is.
         marks_N: 1 or 0; if given, `expected` is also summed over marked tokens and over the others, which costs one
             product more.
-        block_tokens: how many a block has, on each device; 0: by V and D.
+        block_tokens: how many a block has, on each device; 0: by V and D, and on a GPU or TPU `LOGITS_BYTES`.
         layout: of rows and tokens over devices. There the rows may be followed by padding, which has no score.
 
     Returns float32. Largest errors against float64: of the tables above, pull and push, relative to the largest entry
@@ -132,7 +134,26 @@ def _loss_of_share(
     (tokens, width), vocabulary_size = h_NxD.shape, scoring_VxD.shape[0]
     if not block_tokens and is_narrow(vocabulary_size, width, compute_dtype):
         return _narrow_loss(h_NxD, scoring_VxD.astype(jnp.float32), ids_N, weights_N, soft_cap, z_loss, layout, marks_N)
-    blocks = block_count(tokens, vocabulary_size, width, block_tokens)
+    on_cpu = block_count(tokens, vocabulary_size, width, block_tokens)
+    elsewhere = bounded_count(tokens, vocabulary_size, block_tokens)
+    compute = partial(_loss_in_blocks, soft_cap, z_loss, compute_dtype, layout)
+    return by_device(compute, on_cpu, elsewhere)(h_NxD, scoring_VxD, ids_N, weights_N, marks_N)
+
+
+def _loss_in_blocks(
+    soft_cap: float | None,
+    z_loss: float,
+    compute_dtype: DTypeLike,
+    layout: Layout,
+    blocks: int,
+    h_NxD: Array,
+    scoring_VxD: Array,
+    ids_N: Array,
+    weights_N: Array,
+    marks_N: Array | None,
+) -> VocabularyLoss:
+    """The same in so many blocks."""
+    (tokens, width), vocabulary_size = h_NxD.shape, scoring_VxD.shape[0]
     rounded_VxD = scoring_VxD.astype(compute_dtype)
 
     def add_block(table: Array, block: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array]]:
