@@ -10,6 +10,14 @@ from tied_lm.config import override
 from tied_lm.study import comparison as c
 
 
+@pytest.fixture(scope="module")
+def undrawn():
+    """Pages with empty pictures, for tests that have many pages made and look at none: drawing takes long."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("tied_lm.study.picture.svg", lambda picture: "<svg></svg>")
+        yield
+
+
 @pytest.fixture(scope="session")
 def comparison(tmp_path_factory):
     """A finished one, of which an arm parts its matrices midway."""

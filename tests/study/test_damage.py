@@ -76,7 +76,7 @@ COMMANDS = (compared, reported, evaluated, swept)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def whole(undrawn, tmp_path_factory):
     place = tmp_path_factory.mktemp("sweep") / POINT
     swept(place)
     return place

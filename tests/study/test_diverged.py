@@ -15,7 +15,7 @@ DIVERGE = "optimizer.name=sgd optimizer.learning_rate=1e20"
 
 
 @pytest.fixture
-def wild(values):
+def wild(undrawn, values):
     """Values of a small comparison in which one more arm diverges."""
     for text in (*tiny.FIELDS, "train.steps=12", "compare.seeds=2"):
         override(values, *text.split("="))

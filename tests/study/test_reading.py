@@ -32,7 +32,7 @@ def values():
 
 
 @pytest.fixture(scope="module")
-def place(values, tmp_path_factory):
+def place(undrawn, values, tmp_path_factory):
     place = tmp_path_factory.mktemp("reading") / "runs"
     complete(place, tiny.plan_of(values))
     return place

@@ -35,7 +35,7 @@ def complete(place, made):
 
 
 @pytest.fixture(scope="module")
-def grown(tmp_path_factory):
+def grown(undrawn, tmp_path_factory):
     """A folder of two seeds, its summary, and the summary once there are three."""
     place = tmp_path_factory.mktemp("runs") / "run"
     return place, complete(place, plan("compare.seeds=2")), complete(place, plan("compare.seeds=3"))

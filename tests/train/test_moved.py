@@ -32,7 +32,9 @@ def test_it_goes_on_where_it_was_moved_to(whole, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("updates", [4, 9, 19, 38])
+@pytest.mark.parametrize(
+    "updates", [pytest.param(4, marks=pytest.mark.slow), 9, pytest.param(19, marks=pytest.mark.slow), 38]
+)
 def test_moved_while_it_trains_it_ends_in_a_line_and_goes_on_there(whole, tmp_path, monkeypatch, capfd, updates):
     """At 9, 19 and 38 a checkpoint may be under way."""
     monkeypatch.setattr(loop, "DISPATCH_SECONDS", 0.0)
