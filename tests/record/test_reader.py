@@ -6,10 +6,13 @@ import threading
 
 import numpy as np
 import pytest
+import xarray as xr
 
 from tests import tiny
 from tied_lm import RowStats, open_run
 from tied_lm.config import to_dict
+from tied_lm.files import Damaged
+from tied_lm.record.reader import Shelf
 from tied_lm.train import loop
 from tied_lm.train.build import build_stream
 from tied_lm.train.loop import train_run
@@ -51,6 +54,24 @@ def test_an_unknown_tag_lists_those_there_are(place):
         match=r"'loss/evil' is not among .*; did you mean 'loss/eval'\? .*loss/eval.*split/share",
     ):
         open_run(place).scalars("loss/evil")
+
+
+def test_what_is_on_the_shelf_is_read_once(place, tmp_path):
+    copy, shelf = shutil.copytree(place, tmp_path / "run"), Shelf(2**20)
+    expected = open_run(place).probe.load()
+    with open_run(copy, shelf).probe as probe:
+        xr.testing.assert_identical(probe, expected)
+    for name in ("probe.zarr", "rows.zarr"):
+        for chunk in (copy / name / "lookup" / "c").rglob("*"):
+            chunk.unlink() if chunk.is_file() else None
+    xr.testing.assert_identical(open_run(copy, shelf).probe, expected)
+    with pytest.raises(Damaged, match=r"probe\.zarr is damaged"):
+        open_run(copy).probe.close()
+    with pytest.raises(Damaged, match=r"rows\.zarr is damaged"):
+        open_run(copy, shelf).rows.close()
+    full = Shelf(expected.nbytes - 1)
+    open_run(place, full).probe.close()
+    assert not full.logs
 
 
 def test_rows_over_step_and_token(place):

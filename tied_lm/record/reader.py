@@ -31,15 +31,30 @@ CONTENT = ("text_train", "text_heldout", "text_tokenizer")
 BESIDE = ("version", *CONTENT)  # in config.json, beside the fields of the config
 
 
+class Shelf:
+    """Logs of finished runs that were read and found whole, for those who need them several times, up to some bytes."""
+
+    def __init__(self, most: int = 2**28):
+        self.left, self.logs = most, dict[Path, "xarray.Dataset"]()
+
+    def takes(self, rows: "xarray.Dataset") -> bool:
+        """Whether there is room."""
+        return rows.nbytes <= self.left
+
+    def put(self, path: Path, rows: "xarray.Dataset") -> None:
+        self.left -= rows.nbytes
+        self.logs[path] = rows
+
+
 class Run:
     """What one run has written down so far.
 
     All that reads data raises `FileNotFoundError`, and says so, while the run has not written any.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, shelf: Shelf | None = None):
         _check_is_run(folder)
-        self.folder = folder
+        self.folder, self.shelf = folder, shelf or Shelf(0)
 
     def __repr__(self) -> str:
         lines = read_metrics(self.folder)
@@ -142,9 +157,11 @@ class Run:
             raise FileNotFoundError(f"{self.folder} has no {name}: it was written by a RowRecorder, which has none")
         if not (path / "zarr.json").exists():
             raise FileNotFoundError(f"{path} has no data yet: the run has not written any rows so far")
+        if path in self.shelf.logs:
+            return self.shelf.logs[path].copy()
         entry = manifest.read(self.folder).get(name)
         try:
-            rows = _checked(path, entry)
+            rows = _checked(path, entry, self.shelf)
         except Damaged:
             # A run that is continued cuts its logs, and takes the manifest away first.
             if manifest.read(self.folder).get(name) == entry:
@@ -155,15 +172,21 @@ class Run:
             raise FileNotFoundError(f"{path} has no data yet: the run has not written any rows so far")
         # Older runs have none, and sequences have none either.
         strings = rows["token"].attrs.pop(STRINGS, None) if "token" in rows.dims else None
-        return rows if strings is None else rows.assign_coords(token_string=("token", strings))
+        rows = rows if strings is None else rows.assign_coords(token_string=("token", strings))
+        if entry is not None and self.shelf.takes(rows):
+            self.shelf.put(path, rows)
+            return rows.copy()
+        return rows
 
 
-def _checked(path: Path, entry: Mapping[str, Any] | None) -> "xarray.Dataset":
-    """A log as far as the manifest vouches for it."""
+def _checked(path: Path, entry: Mapping[str, Any] | None, shelf: Shelf | None = None) -> "xarray.Dataset":
+    """A log as far as the manifest vouches for it; in memory, if it goes on the shelf."""
     import xarray  # here, since a run that is trained needs none, and it takes its time
 
     with readable(path):
         rows = xarray.open_zarr(path, chunks=None)  # as it is without dask
+        if shelf is not None and shelf.takes(rows):
+            rows.load()
         if entry is None:
             return rows
         group = json.loads((path / "zarr.json").read_text(encoding="utf-8"))
@@ -207,13 +230,14 @@ def _check_is_run(folder: Path) -> None:
     raise FileNotFoundError(f"{folder} is {kind}" + (f"; a run in it is {below[0]}" if below else ""))
 
 
-def open_run(path: str | Path) -> Run:
+def open_run(path: str | Path, shelf: Shelf | None = None) -> Run:
     """Open the folder of one run.
 
     Args:
         path: DIR/<arm>/seed<k> of a comparison, the folder of a single run, or that of a `RowRecorder`.
+        shelf: for the logs of a finished run that will be read several times.
 
     Raises:
         FileNotFoundError: it is not the folder of one run, but that of a comparison or of something else.
     """
-    return Run(Path(path))
+    return Run(Path(path), shelf)

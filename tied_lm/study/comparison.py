@@ -8,7 +8,7 @@ from typing import Any
 from tied_lm.checks import ConfigError
 from tied_lm.config import Config, folder
 from tied_lm.files import read_json, write_json
-from tied_lm.record.reader import check_logs, open_run
+from tied_lm.record.reader import Run, Shelf, check_logs, open_run
 from tied_lm.record.scalars import is_finished
 from tied_lm.study.board import write_board
 from tied_lm.study.plan import Plan
@@ -99,17 +99,16 @@ def complete(
         with recorded(place):
             diverged = _train(place, plan, stop, start)
             before = read_summary(place) if (place / SUMMARY).exists() else None
-            runs = {
-                name: [open_run(run_folder(place, name, c)) for other, c in plan.comparison.runs() if other == name]
-                for name in plan.arms
-                if name not in diverged
-            }
+            shelf, runs = Shelf(), dict[str, list[Run]]()
+            for name, config in plan.comparison.runs():
+                if name not in diverged:
+                    runs.setdefault(name, []).append(open_run(run_folder(place, name, config), shelf))
             summary = summarize_comparison(plan, runs, diverged, before)
             write_board(place, plan, summary, runs)
             write_summary(place, summary)
         from tied_lm.study.report import write_report  # here, since pictures take long to load
 
-        write_report(place)
+        write_report(place, shelf)
 
 
 def _train(

@@ -3,6 +3,7 @@
 from importlib.util import find_spec
 from pathlib import Path
 
+from tied_lm.record.reader import Shelf
 from tied_lm.study.board import deep_link
 from tied_lm.study.lossfigure import losses
 from tied_lm.study.movefigure import row_moves
@@ -73,14 +74,17 @@ def _state(subject: Subject) -> list[str]:
     return [paragraph(said, "verdict"), html_table(rows), *([paragraph(words, "note")] if mixed else [])]
 
 
-def write_report(place: Path) -> None:
+def write_report(place: Path, shelf: Shelf | None = None) -> None:
     """Write report.html into the folder of a comparison or a run, finished or not, and with the extra rows.html.
+
+    Args:
+        shelf: what is known of the runs already.
 
     Raises:
         ConfigError: it is no such folder.
         Damaged: what was written is not what is there.
     """
-    subject = Subject.of(place)
+    subject = Subject.of(place, shelf)
     parts = _state(subject) if subject.summary is None else _verdict(subject.summary)
     if subject.arms:
         parts.append(labelled("Trained:", trained(subject)))

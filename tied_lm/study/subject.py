@@ -14,7 +14,7 @@ from tied_lm.bands import NAMES
 from tied_lm.checks import ConfigError
 from tied_lm.config import Config
 from tied_lm.config.folder import CONFIG, read_config
-from tied_lm.record.reader import Run, open_run
+from tied_lm.record.reader import Run, Shelf, open_run
 from tied_lm.rows import FIELDS, PARTS
 from tied_lm.study.palette import Style, arm_styles
 from tied_lm.study.summary import SUMMARY, Summary, read_summary
@@ -133,8 +133,11 @@ class Subject:
     summary: Summary | None  # of a finished comparison
 
     @classmethod
-    def of(cls, place: Path) -> "Subject":
+    def of(cls, place: Path, shelf: Shelf | None = None) -> "Subject":
         """What there is in a folder so far.
+
+        Args:
+            shelf: what is known of its runs already.
 
         Raises:
             ConfigError: it is neither that of a comparison nor that of a run.
@@ -154,7 +157,7 @@ class Subject:
             summary = None  # seeds were added, and are not there yet
         styles, arms, states = arm_styles(list(folders)), {}, []
         for name, of_arm in folders.items():
-            runs = [open_run(folder) for folder in of_arm if (folder / CONFIG).exists()]
+            runs = [open_run(folder, shelf) for folder in of_arm if (folder / CONFIG).exists()]
             known = [(run, line) for run in runs if (line := _last(run))]
             states += [(name, run.config.seed, *state) for run, state in known]
             if known and (summary is None or name in summary.arms):
