@@ -100,6 +100,7 @@ def get_config() -> ConfigDict:
     c.mesh = ConfigDict()  # the devices of a run: data * vocab of them; 0 in one of the two: all that there are
     c.mesh.data = 1  # devices among which the sequences of a batch are shared out; divides batch_size
     c.mesh.vocab = 1  # devices among which the rows of the vocabulary matrices are shared out
+    c.mesh.body = "replicated"  # replicated | sharded: each device has the whole body, or a part of it (over data)
     c.mesh.distributed = False  # several processes do the run together; their devices are one mesh
     c.mesh.coordinator = ""  # distributed: HOST:PORT of the first process; "": as the scheduler says
     c.mesh.processes = 0  # distributed: how many there are; 0: as the scheduler says

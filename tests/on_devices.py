@@ -187,7 +187,8 @@ def test_updates_evaluation_and_probe(index):
         probed = evaluation.probe(trainer, state.params, stream, 90)
         return jax.device_get((trainer.to_host(state), records, evaluated, probed))
 
-    one, many = results(config), results(dataclasses.replace(config, mesh=Mesh(*shape)))
+    mesh = Mesh(*shape, "sharded" if index > 3 else "replicated")
+    one, many = results(config), results(dataclasses.replace(config, mesh=mesh))
     for (path, true), found in zip(jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(many), strict=True):
         what = jax.tree_util.keystr(path)
         assert found.shape == true.shape, what
@@ -213,14 +214,14 @@ def state_on(layout, step, values):
     opt_state = optax.adam(0.1).init(params)[0]._replace(mu=params)
     window = Window(jnp.float32(step / 3), jnp.int32(1), jnp.int32(step))
     state = TrainState(jnp.int32(step), params, opt_state, window, jnp.uint32(step), {})
-    specs = layout.specs(state, ("embedding",))
+    specs = layout.specs(state, ("embedding",), body_in_parts=layout.mesh is not None and layout.mesh.shape["data"] > 2)
     return layout.place(state, specs), layout.kept(state, specs)
 
 
 @pytest.fixture
 def arrays():
     rng = np.random.default_rng(0)
-    return {"embedding": rng.standard_normal((1023, 6), np.float32), "kernel": rng.standard_normal((16, 3), np.float32)}
+    return {"embedding": rng.standard_normal((1023, 6), np.float32), "kernel": rng.standard_normal((3, 16), np.float32)}
 
 
 def test_checkpoints_are_the_same_whatever_the_mesh(arrays, tmp_path, monkeypatch):
@@ -296,7 +297,7 @@ def test_a_run(shape, fields, tmp_path, make_config, monkeypatch):
     small = ("data.vocab_size=21", "data.classes=4", "model.features=4", "data.length=8", "train.steps=24")
     more = ("data.eval_tokens=512", "log.probe_tokens=256", "train.eval_every=8", "optimizer.warmup_steps=2")
     one = make_config(*small, *more, *fields, "optimizer.learning_rate=0.01")
-    many = dataclasses.replace(one, mesh=Mesh(*shape))
+    many = dataclasses.replace(one, mesh=Mesh(*shape, "replicated" if one.model.body == "none" else "sharded"))
 
     def train(config, name, after=None):
         stop, done = threading.Event(), []
@@ -334,7 +335,7 @@ def test_a_run(shape, fields, tmp_path, make_config, monkeypatch):
 @pytest.mark.parametrize(("name", "shape"), [*zip(tiny.SEQUENCE_ARMS, [(4, 2), (8, 1)], strict=True)])
 def test_text_dropout_and_a_carried_state(name, shape, tmp_path):
     one = tiny.sequences(tmp_path, name, "optimizer.learning_rate=0.001")
-    many = dataclasses.replace(one, mesh=Mesh(*shape))
+    many = dataclasses.replace(one, mesh=Mesh(*shape, "sharded"))
     for config, folder in ((one, "one"), (many, "many")):
         tiny.train(tmp_path / folder, config, trainer=trainer_on(config))
     with pytest.raises(Interrupted):
@@ -369,13 +370,37 @@ def test_a_comparison_says_the_same_and_its_folder_is_like_any_other(tmp_path, c
 
 
 @pytest.mark.parametrize(
-    ("field", "said"),
-    [("mesh.data=9", "the number of devices there are, 8"), ("mesh.data=5", "what divides data.batch_size = 32")],
+    ("fields", "said"),
+    [
+        (["mesh.data=9"], "mesh.data = 9 .*the number of devices there are, 8"),
+        (["mesh.data=5"], "mesh.data = 5 .*what divides data.batch_size = 2$"),
+        (["mesh.vocab=8", "mesh.body=sharded"], "mesh.body = 'sharded' .*unless mesh.data has several devices"),
+        (["mesh.body=sharded"], "mesh.body = 'sharded' .*unless mesh.data has several devices"),
+        (
+            ["mesh.data=2", "mesh.body=sharded", "model.body=mlp", "model.features=3", "body.width=5"],
+            "mesh.body = 'sharded' .*unless a width of the body is a multiple of mesh.data = 2$",
+        ),
+    ],
 )
-def test_a_mesh_that_there_is_not(field, said, make_config):
-    config = make_config(field)
-    with pytest.raises(ConfigError, match=f"mesh.data = .*{said}"):
-        build_mesh(config)
+def test_a_mesh_that_cannot_be(fields, said):
+    with pytest.raises(ConfigError, match=said):
+        trainer_on(tiny.make_config(*fields))
+
+
+def test_each_device_has_a_part_of_the_body_and_of_its_moments():
+    fields = "model.body=mlp body.width=12 optimizer.name=adam mesh.data=2 mesh.vocab=4 mesh.body=sharded"
+    state = trainer_on(tiny.make_config(*fields.split())).init(np.uint32(0))
+    found = {
+        jax.tree_util.keystr(path): (leaf.shape, leaf.addressable_shards[0].data.shape)
+        for path, leaf in jax.tree_util.tree_leaves_with_path((state.params, state.opt_state))
+        if "body" in jax.tree_util.keystr(path) and leaf.ndim
+    }
+    parts = {"up": {"kernel": ((4, 12), (4, 6)), "bias": ((12,), (6,))}}
+    parts["down"] = {"kernel": ((12, 4), (6, 4)), "bias": ((4,), (2,))}
+    assert len(found) == 12
+    for path, shapes in found.items():
+        layer, kind = re.findall(r"\['(\w+)'\]", path)[-2:]
+        assert shapes == parts[layer][kind]
 
 
 @pytest.mark.parametrize(

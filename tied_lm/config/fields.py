@@ -116,6 +116,7 @@ class Checkpoint:
 class Mesh:
     data: Annotated[int, at_least(0), countable] = 1
     vocab: Annotated[int, at_least(0), countable] = 1
+    body: Annotated[str, one_of("replicated", "sharded")] = "replicated"
     distributed: bool = False
     coordinator: str = ""
     processes: Annotated[int, at_least(0), countable] = 0

@@ -44,6 +44,12 @@ def make_mesh(data: int, vocab: int) -> Mesh | None:
     return jax.make_mesh((data, vocab), (DATA, VOCAB), axis_types=axes, devices=jax.devices()[: data * vocab])
 
 
+def _along_largest(shape: tuple[int, ...], parts: int) -> PartitionSpec:
+    """An array shared out along the largest of the axes that so many devices divide; whole where there is none."""
+    axes = [axis for axis, size in enumerate(shape) if size % parts == 0]
+    return PartitionSpec(*[None] * max(axes, key=lambda axis: shape[axis]), DATA) if axes else PartitionSpec()
+
+
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """How V rows and the tokens of a batch lie on the devices; by default all on one.
@@ -84,18 +90,22 @@ class Layout:
             return table_PxD
         return jnp.where((jnp.arange(self.rows) < self.vocab_size)[:, None], table_PxD, 0)
 
-    def specs(self, state: PyTree, vocabulary: Sequence[str]) -> PyTree:
+    def specs(self, state: PyTree, vocabulary: Sequence[str], body_in_parts: bool = False) -> PyTree:
         """What of each array of a training state is shared out over what: rows of the vocabulary matrices and of their
         moments over one axis, what a body carries of each sequence over the other. Each device has all else.
 
         Args:
             vocabulary: names of the parameters that have a row for each token.
+            body_in_parts: share the body's parameters and their moments out over the axis of the tokens, too: each
+                array along the largest of its own axes that can be divided.
         """
 
         def spec(path: tuple[Any, ...], leaf: Any) -> PartitionSpec:
             names = {getattr(key, "name", getattr(key, "key", None)) for key in path}
             if "carry" in names:
                 return PartitionSpec(DATA)
+            if body_in_parts and self.mesh is not None and "body" in names:
+                return _along_largest(leaf.shape, self.mesh.shape[DATA])
             is_of_rows = "body" not in names and not names.isdisjoint(vocabulary) and leaf.ndim == 2
             return PartitionSpec(VOCAB) if is_of_rows else PartitionSpec()
 

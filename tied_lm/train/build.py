@@ -40,11 +40,13 @@ def build_mesh(config: Config) -> Mesh | None:
     """The devices of a run that a config asks for; None for one device.
 
     Raises:
-        ConfigError: the machine has not so many, or they do not divide the batch.
+        ConfigError: the machine has not so many, or they do not divide the batch, or a body has none to lie on.
     """
     mesh, batch_size = make_mesh(config.mesh.data, config.mesh.vocab), config.data.batch_size
     if mesh is not None and batch_size % mesh.shape[DATA]:
         raise ConfigError("mesh.data", mesh.shape[DATA], f"what divides data.batch_size = {batch_size}")
+    if config.mesh.body == "sharded" and (mesh is None or mesh.shape[DATA] == 1):
+        raise ConfigError("mesh.body", "sharded", "replicated, unless mesh.data has several devices")
     return mesh
 
 

@@ -43,7 +43,7 @@ def _batches(trainer: Trainer, tokens: int) -> int:
 @functools.partial(jax.jit, static_argnames=("trainer", "tokens"))
 def evaluate(trainer: Trainer, params: PyTree, heldout: Heldout, tokens: int) -> Evaluation:
     """Held-out loss over the first `tokens` held-out tokens. A state that a body carries is a warm one at them."""
-    layout = trainer.model.layout
+    layout, params = trainer.model.layout, trainer.whole(params)
 
     def one(carry: PyTree, index: Int[Array, ""]) -> tuple[PyTree, Evaluation]:
         batch = layout.place_batch(heldout_batch(heldout, index, tokens))
@@ -82,7 +82,7 @@ def evaluate(trainer: Trainer, params: PyTree, heldout: Heldout, tokens: int) ->
 @functools.partial(jax.jit, static_argnames=("trainer", "tokens"))
 def probe(trainer: Trainer, params: PyTree, heldout: Heldout, tokens: int) -> Probe:
     """Row statistics of the gradient of what is trained, with its z-loss, over the first `tokens` held-out tokens."""
-    layout = trainer.model.layout
+    layout, params = trainer.model.layout, trainer.whole(params)
 
     def one(index: Int[Array, ""], carry: tuple[Any, ...]) -> tuple[Any, ...]:
         batch = layout.place_batch(heldout_batch(heldout, index, tokens))

@@ -13,10 +13,12 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Integer, PyTree, UInt32
 
+from tied_lm.checks import ConfigError
 from tied_lm.config import Config
 from tied_lm.data.sources import Ahead
 from tied_lm.data.stream import Batch, named_key
 from tied_lm.model.embedding import Params
+from tied_lm.model.mesh import DATA
 from tied_lm.model.split import (
     Backward,
     backward,
@@ -65,7 +67,7 @@ def _programs_of(config: Config) -> Config:
         train=dataclasses.replace(plain.train, steps=config.train.steps),
         log=plain.log,
         checkpoint=plain.checkpoint,
-        mesh=plain.mesh,
+        mesh=dataclasses.replace(plain.mesh, body=config.mesh.body),
     )
 
 
@@ -76,7 +78,10 @@ class Trainer:
     def __init__(self, config: Config, frequency_bands: Int[np.ndarray, "V"], mesh: Mesh | None = None):
         """
         Args:
-            mesh: the devices that train; the config's group of this name is not asked. By default one.
+            mesh: the devices that train; of the config's group of this name `body` alone is asked. By default one.
+
+        Raises:
+            ConfigError: of `build_model`; or nothing of the body can be in parts.
         """
         self.config = config
         self.model = build_model(config, frequency_bands.tolist(), mesh)
@@ -87,6 +92,12 @@ class Trainer:
         self.band_count = int(frequency_bands.max()) + 1
         # Records held on the device in one dispatch: few for large vocabularies, to bound their memory.
         self.slots = max(1, min(128, 2**18 // config.data.vocab_size))
+        self.body_in_parts = mesh is not None and config.mesh.body == "sharded"
+        if mesh is not None and self.body_in_parts:
+            specs = jax.tree.leaves(self.specs(jax.eval_shape(self.init, 0).params).get("body", {}))
+            if specs and not any(DATA in spec for spec in specs):
+                allowed = f"replicated, unless a width of the body is a multiple of mesh.data = {mesh.shape[DATA]}"
+                raise ConfigError("mesh.body", "sharded", allowed)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Trainer) and self.programs == other.programs
@@ -117,9 +128,13 @@ class Trainer:
         is_exact = jax.default_backend() == "cpu"
         return contextlib.nullcontext() if is_exact else jax.default_matmul_precision("highest")
 
-    def specs(self, state: TrainState) -> TrainState:
-        """How the arrays of a state are shared out over the devices."""
-        return self.model.layout.specs(state, self.model.vocabulary)
+    def specs(self, state: PyTree) -> PyTree:
+        """How the arrays of a state, or of a part of it, are shared out over the devices."""
+        return self.model.layout.specs(state, self.model.vocabulary, self.body_in_parts)
+
+    def whole(self, params: Params) -> Params:
+        """The parameters as a model takes them: each device has all of the body."""
+        return params | {"body": self.model.layout.replicate(params["body"])} if self.body_in_parts else params
 
     def kept(self, state: TrainState) -> TrainState:
         """The shapes of what a state keeps: V rows, whatever the devices."""
@@ -227,7 +242,7 @@ class Trainer:
         rngs = {"dropout": jax.random.fold_in(named_key(state.seed, "dropout"), state.step)}
         b = backward(
             self.model,
-            state.params,
+            self.whole(state.params),
             batch.inputs,
             batch.targets,
             mask=batch.mask,
