@@ -5,6 +5,7 @@ import re
 import shutil
 import threading
 
+import numpy as np
 import pytest
 
 from tests import tiny
@@ -49,6 +50,11 @@ def test_the_last_state_is_evaluated_and_writes(place, here):
         # So few sequences hold a token of a band that its loss has no interval.
         ending = "\n" if "band" in words else " ["
         assert re.search(rf"{words} +{last[tag]:.4f}{re.escape(ending)}", out)
+    batch = CONFIG.data.batch_size * CONFIG.data.length
+    assert f"What is predicted ({batch} held-out tokens, p - y over {batch} of them):" in out
+    (low,) = re.findall(r"log-sum-exp of the logits, mean, nats +([\d.]+)", out)
+    assert float(low) > np.log(20) - 0.1  # of 20 rows, of which none scores much below 0
+    assert re.search(r"mean log\(p / f\) in band 4 +-?\d", out)
     _, *samples = out.split("\nSample ")
     assert [text.splitlines()[0] for text in samples] == [
         f"{k} of 2 (temperature 0.7, seed 3, among the 5 likeliest tokens):" for k in (1, 2)

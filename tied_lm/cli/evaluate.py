@@ -28,6 +28,7 @@ BOUNDS = {
     "seed": (0, 2**32 - 1),
     "temperature": (0, 1000),
 }
+MOST_PREDICTED = 2048  # tokens whose predictions are measured: 2 seconds with 50,000 rows
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
@@ -93,7 +94,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     from tied_lm.files import read_json
     from tied_lm.record.reader import check_logs
     from tied_lm.study.evaluation import evaluate
-    from tied_lm.study.geometry import geometry_rows
+    from tied_lm.study.geometry import geometry_rows, prediction_rows, predictions_of
     from tied_lm.study.plan import Arm
     from tied_lm.study.table import table
     from tied_lm.train.build import build_stream
@@ -134,6 +135,9 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     names = trainer.model.vocabulary
     ends, starts = ({name: params[name] for name in names} for params in (state.params, fresh.params))
     print(f"\nThe vocabulary matrices:\n{table(geometry_rows(ends, stream.frequencies, starts))}")
+    predicted = predictions_of(trainer, state.params, stream, MOST_PREDICTED)
+    sampled = f"{predicted.tokens:,} held-out tokens, p - y over {predicted.column_space_tokens:,} of them"
+    print(f"\nWhat is predicted ({sampled}):\n{table(prediction_rows(predicted))}")
 
     with trainer.precision:
         _sample(flags, trainer, state.params, stream, prompt, longest, window)

@@ -2,14 +2,19 @@
 
 from collections.abc import Mapping
 
+import jax
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from tied_lm.bands import bands_of
+from tied_lm.data.sources import Stream
 from tied_lm.model.geometry.arrays import by_band
 from tied_lm.model.geometry.likeness import Comparison
 from tied_lm.model.geometry.matrix import measure_matrix
 from tied_lm.model.geometry.movement import measure_drift
+from tied_lm.model.geometry.predictions import Predictions, measure_predictions
+from tied_lm.train.evaluation import hidden
+from tied_lm.train.step import Trainer
 
 Matrix = Float[np.ndarray | Array, "V D"]
 
@@ -59,6 +64,31 @@ def _figure(value: float) -> str:
     if np.isnan(value):
         return "-"
     return f"{value:,.0f}" if value == round(value) and abs(value) >= 1 else f"{value:.4f}"
+
+
+def predictions_of(trainer: Trainer, params: PyTree, stream: Stream, most: int | None = None) -> Predictions:
+    """What a state predicts on the first held-out batch, or on its first `most` tokens."""
+    batch = trainer.config.data.batch_size * trainer.config.data.length
+    h_NxD, scoring_VxD, targets_N = jax.device_get(hidden(trainer, params, stream.heldout_ahead(batch)))
+    wanted = slice(int(min(batch, stream.heldout_tokens, most or batch)))
+    cap = trainer.model.logit_cap
+    return measure_predictions(h_NxD[wanted], scoring_VxD, targets_N[wanted], stream.frequencies, soft_cap=cap)
+
+
+def prediction_rows(found: Predictions) -> list[list[str]]:
+    """A table of what is predicted."""
+    told = {
+        "largest logit, mean": found.largest_logit_mean,
+        "largest logit, largest": found.largest_logit_max,
+        "log-sum-exp of the logits, mean, nats": found.log_sum_exp_mean,
+        "log-sum-exp of the logits, largest, nats": found.log_sum_exp_max,
+        "entropy of the predictions, nats": found.entropy,
+        "expected calibration error": found.calibration_error,
+        "share of p - y in the column space": found.column_space_share,
+        "  of a random direction": found.column_space_share_by_chance,
+        **{f"mean log(p / f) in band {band}": value for band, value in found.log_ratio_by_band.items()},
+    }
+    return [[words, _figure(value)] for words, value in told.items()]
 
 
 def likeness_rows(found: Comparison) -> list[list[str]]:

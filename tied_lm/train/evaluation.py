@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from tied_lm.data.sources import Heldout
 from tied_lm.data.stream import Batch
@@ -38,6 +38,19 @@ def _warm_carry(trainer: Trainer, params: PyTree, heldout: Heldout) -> PyTree:
 
 def _batches(trainer: Trainer, tokens: int) -> int:
     return -(-tokens // (trainer.config.data.batch_size * trainer.config.data.length))
+
+
+@functools.partial(jax.jit, static_argnames="trainer")
+def hidden(
+    trainer: Trainer, params: PyTree, heldout: Heldout
+) -> tuple[Float[Array, "N D"], Float[Array, "V D"], Int[Array, "N"]]:
+    """Hidden vectors of the first held-out batch, the matrix that scores them, and the targets."""
+    batch = heldout.heldout(jnp.zeros((), jnp.int32))
+    carry = _warm_carry(trainer, params, heldout)
+    variables = {"params": params} | ({"carry": carry} if carry else {})
+    with trainer.precision:
+        (h, scoring_PxD), _ = trainer.model.apply(variables, batch.inputs, method="hidden", mutable=["carry"])
+    return h.reshape(-1, h.shape[-1]), trainer.model.layout.cut(scoring_PxD), batch.targets.reshape(-1)
 
 
 @functools.partial(jax.jit, static_argnames=("trainer", "tokens"))

@@ -7,13 +7,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from tied_lm.data.stream import Batch
 from tied_lm.intervals import HeldoutEstimate
-from tied_lm.model.geometry.predictions import Predictions, measure_predictions
+from tied_lm.model.geometry.predictions import Predictions
 from tied_lm.record.reader import Run, open_run
 from tied_lm.study.comparison import run_folder
+from tied_lm.study.geometry import predictions_of
 from tied_lm.study.plan import Plan
 from tied_lm.study.summary import Summary
 from tied_lm.train.checkpoint import Checkpoints
@@ -132,14 +133,8 @@ class Results:
 
     def predictions(self, setting: str, arm: str) -> list[Predictions]:
         """What each seed's last state predicts on the first held-out batch."""
-        found, batch = self._of(setting, arm), self.batch(setting, arm)
-        model, frequencies = found.plan.arms[arm].trainer.model, self.frequencies(setting)
-        measured = []
-        for seed in self.seeds(setting):
-            params = self.params(setting, arm, seed)
-            h, scoring = model.apply({"params": params}, batch.inputs, method="hidden")
-            h_NxD = np.asarray(h).reshape(-1, h.shape[-1])
-            targets_N: Int[np.ndarray, "N"] = np.asarray(batch.targets).reshape(-1)
-            cap = model.logit_cap
-            measured.append(measure_predictions(h_NxD, np.asarray(scoring), targets_N, frequencies, soft_cap=cap))
-        return measured
+        arm_of = self._of(setting, arm).plan.arms[arm]
+        return [
+            predictions_of(arm_of.trainer, self.params(setting, arm, seed), arm_of.stream)
+            for seed in self.seeds(setting)
+        ]
