@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from ml_collections import ConfigDict, FieldReference
 
 from tied_lm.checks import ConfigError
-from tied_lm.cli import terminal
+from tied_lm.cli import fellows, terminal
 from tied_lm.cli.fields import field_help
 from tied_lm.cli.fields import plain as plain_text
 from tied_lm.cli.workers import stop_with_parent
@@ -269,6 +269,7 @@ def _join_others(command: Command) -> None:
         return
     if command.flags.dry_run:
         raise ConfigError("mesh.distributed", True, "False with --dry_run, which measures one process")
+    fellows.listen()
     try:
         processes.join(mesh.coordinator, mesh.processes, mesh.process)
     except Exception as error:
@@ -372,6 +373,8 @@ def run(main: Callable[[list[str], threading.Event], None]) -> NoReturn:
         if isinstance(error, (Damaged, Diverged, OSError)):
             _fail(str(error), 1)
         if _has_others():
+            if fellows.is_told(error):
+                fellows.end()
             traceback.print_exc()
             os._exit(1)
         raise

@@ -2,6 +2,7 @@
 
 import bisect
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -28,7 +29,7 @@ from tied_lm.train.checkpoint import METRIC, Checkpoints
 from tied_lm.train.clock import Clock
 from tied_lm.train.geometry import Measure
 from tied_lm.train.interrupts import stopped_by_interrupt
-from tied_lm.train.processes import Agreement, from_first, is_first
+from tied_lm.train.processes import Agreement, from_first, is_first, several
 from tied_lm.train.step import Trainer, Window
 
 DISPATCH_SECONDS = 0.25  # long enough to hide the host's work, short enough to stop soon and to show progress
@@ -128,7 +129,9 @@ def train_run(
             raise
         raise OSError(error.errno, error.strerror, str(place)) from error
     finally:
-        checkpoints.close()
+        # All processes have to close it, and by an error that is not that of all one leaves alone.
+        if not several() or isinstance(sys.exception(), Interrupted | Diverged | None):
+            checkpoints.close()
 
 
 def _open(place: Path, values: dict[str, Any], steps: int) -> bool:
