@@ -56,6 +56,26 @@ def test_an_arm_has_one_colour_in_all_pictures(comparison):
     assert not {COLORS[style.color] for style in arm_styles("abc").values()} & {COLORS["lookup"], COLORS["pull"]}
 
 
+def test_how_the_matrices_lie_is_a_table_of_means_over_seeds(comparison):
+    (found,) = re.findall(r"<h2>How the matrices lie</h2>(.*?)</section>", page(comparison), re.S)
+    head, *rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr.*?</tr>", found, re.S)]
+    assert [row[0] for row in rows] == [
+        "tied",
+        "untied, embedding",
+        "untied, output",
+        "late, embedding",
+        "late, output",
+    ]
+    runs = [open_run(comparison / "untied" / f"seed{seed}") for seed in range(2)]
+    for name, row in (("embedding", rows[1]), ("output", rows[2])):
+        last = [run.last() for run in runs]
+        for title, tag in (("effective rank", "effective_rank"), ("norm by log frequency", "norm_slope")):
+            mean = np.mean([line[f"geometry/{name}/{tag}"] for line in last])
+            assert float(row[head.index(title)].split()[0]) == pytest.approx(mean, abs=6e-4)
+    mean = np.tanh(np.mean([np.arctanh(run.last()["geometry/likeness/spearman"]) for run in runs]))
+    assert f"Input and output of untied: rank correlation of the cosines of pairs of rows {mean:.3f} [" in found
+
+
 def test_more_arms_than_colours_differ_in_their_markers():
     styles = arm_styles([str(k) for k in range(40)])
     assert len({(style.color, style.marker) for style in styles.values()}) == 40

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tied_lm.record.reader import Shelf
 from tied_lm.study.board import deep_link
+from tied_lm.study.geometrytable import matrices
 from tied_lm.study.lossfigure import losses
 from tied_lm.study.movefigure import row_moves
 from tied_lm.study.page import folded, html_table, labelled, link, paragraph, write_page
@@ -94,6 +95,7 @@ def write_report(place: Path, shelf: Shelf | None = None) -> None:
         parts.append(_board(subject.summary))
     parts += [config_table(subject.values), _rows(subject)]
     parts += [section(one) for one in _sections(subject)]
+    parts.append(matrices(subject))
     write_page(place / REPORT, _title(subject), parts)
 
 
