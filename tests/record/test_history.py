@@ -22,7 +22,9 @@ def folder(tmp_path):
 
 
 def open_log(folder, first_step=0):
-    return RowLog(folder, FIELDS, CONSTANTS, first_step, STRINGS)
+    log = RowLog(folder, FIELDS, CONSTANTS, first_step, STRINGS)
+    log.cut()
+    return log
 
 
 def values(step, sign=1):

@@ -25,6 +25,7 @@ from tied_lm import (
 from tied_lm.bands import UNSEEN, describe
 from tied_lm.cli import instrument
 from tied_lm.record.histogram import log_histogram
+from tied_lm.record.reader import open_log
 from tied_lm.record.runrecorder import ROWS
 
 V = 6
@@ -50,7 +51,8 @@ def steps_of(place):
         for event in tiny.board_events(place)
         if any(v.tag == "single_batch/split/share" for v in event.summary.value)
     ]
-    return lines, tiny.dataset(place / "rows.zarr")["step"].tolist(), sorted(shown)
+    with open_log(place, "rows.zarr") as rows:
+        return lines, rows["step"].values.tolist(), sorted(shown)
 
 
 def record(place, steps, **kwargs):

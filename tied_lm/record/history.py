@@ -1,6 +1,7 @@
 """The history of every row, as a zarr group that xarray opens."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,8 +14,10 @@ import tensorstore as ts
 from jaxtyping import Float, Num
 
 from tied_lm.files import AGAIN, Damaged, checksum, refused, replace, sync_folders
+from tied_lm.record import openblock
+from tied_lm.record.openblock import OpenBlock, Pending
 
-STEPS_IN_CHUNK = 32  # held in memory until they are full, so that most are written once
+STEPS_IN_CHUNK = 32  # held in memory, and in the open block, until they are full
 TOKENS_IN_CHUNK = 4096
 STRINGS = "strings"
 
@@ -61,6 +64,15 @@ def check(
         raise Damaged(f"{folder} is damaged (the checksum of {', '.join(wrong)} differs); {AGAIN}")
 
 
+def length_in(folder: Path) -> int:
+    """Records in the chunks of a log, as the group's metadata tell."""
+    path = folder / "zarr.json"
+    if not path.exists():
+        return 0
+    group = json.loads(path.read_text(encoding="utf-8"))
+    return int(group["consolidated_metadata"]["metadata"]["step"]["shape"][0])
+
+
 def metadata_in(folder: Path) -> dict[str, Any]:
     """Zarr's metadata by array."""
     return {
@@ -102,8 +114,9 @@ def readable(folder: Path) -> Iterator[None]:
 class RowLog:
     """Arrays (step, token), one for each field, and the coordinates `step` and `token`; or over another dimension.
 
-    Records are written chunk by chunk. The group's metadata, which hold the shapes, are replaced in one go, once the
-    records are there, so that a reader never sees arrays of different lengths.
+    Records are written chunk by chunk; those that do not fill one yet are in the open block. The group's metadata,
+    which hold the shapes, are replaced in one go, once the records are there, so that a reader never sees arrays of
+    different lengths.
     """
 
     def __init__(
@@ -115,38 +128,43 @@ class RowLog:
         token_strings: Sequence[str] = (),
         dimension: str = "token",
         length: int | None = None,
+        block: bytes = b"",
     ):
-        """Create the group, or open it and cut off everything from `first_step` on.
+        """Create the group, or open it. Nothing of what is there is changed before `cut`.
 
         Args:
             fields: attributes by the name of the field.
             constants: values of each row that do not change.
+            first_step: of what will be written.
             token_strings: an attribute of `token`, since zarr has no strings that every reader knows.
             dimension: what a record has a value for each of.
-            length: records that are there; by default those that the group tells of.
+            length: records in chunks; by default those that the group tells of.
+            block: what the open block holds after them.
 
         Raises:
             Damaged: it cannot be read.
         """
         if not first_step and folder.exists():
+            for left in openblock.others(folder):
+                left.unlink()
             shutil.rmtree(folder)
         self.folder, self.dimension = folder, dimension
         with readable(folder):
-            self._open_all(fields, constants, first_step, token_strings, length)
+            self._open_all(fields, constants, token_strings)
+            length = length_in(folder) if length is None else length
+            self._count(first_step, length, openblock.records_in(block, self.kind))
 
     def _open_all(
         self,
         fields: Mapping[str, dict[str, Any]],
         constants: Mapping[str, Num[np.ndarray, "V"]],
-        first_step: int,
         token_strings: Sequence[str],
-        length: int | None,
     ) -> None:
         folder = self.folder
         for left in folder.rglob("*.__lock"):  # by a kill; tensorstore would write over its start only
             left.unlink()
         (vocab_size,) = {values.size for values in constants.values()}
-        self.pending: list[tuple[int, dict[str, Float[np.ndarray, "V"]]]] = []
+        self.kind = openblock.kind_of(fields, vocab_size)
         self.arrays = {
             name: self._open(name, ("step", self.dimension), (0, vocab_size), "float32", attributes)
             for name, attributes in fields.items()
@@ -158,34 +176,40 @@ class RowLog:
                 attributes = {STRINGS: list(token_strings)} if name == self.dimension and token_strings else {}
                 self._open(name, (self.dimension,), values.shape, kind, attributes).write(values.astype(kind)).result()
         self.arrays["step"] = steps  # last, here and in every resize
-        self.constants = metadata_in(self.folder).keys() - self.arrays.keys()
-        length = self._length() if length is None else length
-        kept = np.asarray(steps[:length].read().result())
-        length = int(np.searchsorted(kept, first_step))
-        sync_folders(self.folder)
+        self.metadata = metadata_in(folder)
+        sync_folders(folder)
+
+    def _count(self, first_step: int, length: int, block: np.ndarray) -> None:
+        """Find what is kept of the records in chunks and of those in the open block."""
+        steps = np.asarray(self.arrays["step"][:length].read().result())
+        self.length = int(np.searchsorted(steps, first_step))
+        kept = block[block["step"] < first_step] if self.length == length else block[:0]
+        fields = self.arrays.keys() - {"step"}
+        self.pending: list[Pending] = [(int(one["step"]), {name: one[name] for name in fields}) for one in kept]
+        self.block = OpenBlock(openblock.path_of(self.folder, self.length), self.kind, len(kept))
         self.crcs = {
-            name: crc_of(array, length, lambda part: part.read().result()) for name, array in self.arrays.items()
+            name: crc_of(array, self.length, lambda part: part.read().result()) for name, array in self.arrays.items()
         }
-        for name in self.constants:
+        for name in self.metadata.keys() - self.arrays.keys():
             self.crcs[name] = crc_of(self._constant(name), None, lambda part: part.read().result())
-        self._cut(length)
 
     def _constant(self, name: str) -> Any:
         """An array that is there."""
         return self._open(name, (self.dimension,), (0,), "", {})
 
     def entry(self) -> dict[str, Any]:
-        """What the manifest holds of it: the number of records, and checksums of the values and of the metadata."""
+        """What the manifest holds of its chunks: how many records, and checksums of the values and of the metadata."""
         return {
             "length": self.length,
-            "metadata": checksum(_fixed(metadata_in(self.folder))),
+            "metadata": checksum(_fixed(self.metadata)),
             "arrays": dict(self.crcs),
         }
 
     @property
     def kept_steps(self) -> list[int]:
         """The steps that are written."""
-        return np.asarray(self.arrays["step"][: self.length].read().result()).tolist()
+        in_chunks = np.asarray(self.arrays["step"][: self.length].read().result()).tolist()
+        return in_chunks + [step for step, _ in self.pending[: self.block.count]]
 
     def _open(
         self, name: str, dimensions: tuple[str, ...], shape: tuple[int, ...], kind: str, attributes: dict[str, Any]
@@ -209,43 +233,54 @@ class RowLog:
             spec if path.exists() else spec | {"metadata": metadata}, open=True, create=not path.exists()
         ).result()
 
-    def _length(self) -> int:
-        """Records that the group's metadata vouch for."""
-        path = self.folder / "zarr.json"
-        return (
-            json.loads(path.read_text(encoding="utf-8"))["consolidated_metadata"]["metadata"]["step"]["shape"][0]
-            if path.exists()
-            else 0
-        )
+    def held(self) -> dict[Path, bytes]:
+        """What is kept of the open block, by its file."""
+        kept = self.pending[: self.block.count]
+        return {path: openblock.encoded(kept, self.kind) for path in self.block.files}
 
-    def _cut(self, length: int) -> None:
-        """Cut off what lies past `length` records. A reader must not see them go, so this is published first."""
-        self.length = length
+    def cut(self) -> None:
+        """Cut off everything from the first step on, once nothing vouches for it any more.
+
+        No chunk is removed, so that who opened the log before reads no zeros; its place is written over later. A reader
+        must not see records go, so the group is published first.
+        """
         self._publish()
         for name, array in self.arrays.items():
-            bounds = [length] if name == "step" else [length, None]
-            self.arrays[name] = array.resize(exclusive_max=bounds).result()
+            self.arrays[name] = _resized(array, self.length)
+        self.tidy()
+        if self.block.count:
+            os.truncate(self.block.path, self.block.count * self.kind.itemsize)
+        else:
+            self.block.path.unlink(missing_ok=True)
+
+    def tidy(self) -> None:
+        """Remove the files of the blocks that are chunks by now, once nothing vouches for them any more."""
+        for path in openblock.others(self.folder, self.block.path):
+            path.unlink()
 
     def _publish(self) -> None:
-        metadata = metadata_in(self.folder)
         for name in self.arrays:
-            metadata[name]["shape"][0] = self.length
+            self.metadata[name]["shape"][0] = self.length
         group = {
             "zarr_format": 3,
             "node_type": "group",
             "attributes": {},
-            "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": metadata},
+            "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": self.metadata},
         }
         replace(self.folder / "zarr.json", json.dumps(group).encode())
 
     def append(self, step: int, row_values: Mapping[str, Float[np.ndarray, "V"]]) -> None:
-        """Add the record of a step; it is on disk after the next `flush`, or once a chunk is full."""
+        """Add the record of a step; it is on disk after the next `hold`, or in a chunk once that is full."""
         self.pending.append((step, dict(row_values)))
         if (self.length + len(self.pending)) % STEPS_IN_CHUNK == 0:
             self.flush()
 
+    def hold(self) -> None:
+        """Write the pending records into the open block."""
+        self.block.add(self.pending[self.block.count :])
+
     def flush(self) -> None:
-        """Write the pending records.
+        """Write the pending records into a chunk, though it may not be full.
 
         Raises:
             OSError: the disk does not take them.
@@ -260,17 +295,29 @@ class RowLog:
 
     def _flush(self) -> None:
         start, end = self.length, self.length + len(self.pending)
+        # A chunk that is new is written whole, since in its place there may be one that was cut off.
+        is_new = start % STEPS_IN_CHUNK == 0
+        room = start + STEPS_IN_CHUNK if is_new else end
         writes = []
         for name, array in self.arrays.items():
             values = [step if name == "step" else record[name] for step, record in self.pending]
-            array = array.resize(exclusive_max=[end] if name == "step" else [end, None]).result()
-            self.arrays[name] = array
+            array = self.arrays[name] = _resized(array, room)
             block = np.asarray(values, array.dtype.numpy_dtype)
             self.crcs[name] = crc32c.crc32c(block.tobytes(), self.crcs[name])
-            writes.append(array[start:end].write(block))
+            empty = [(0, room - end)] + [(0, 0)] * (block.ndim - 1)
+            writes.append(array[start:room].write(np.pad(block, empty)))
         for write in writes:
             write.result()
-        if start % STEPS_IN_CHUNK == 0:
-            sync_folders(self.folder)  # new ones: tensorstore waits for files, and for their names
+        for name, array in self.arrays.items():
+            self.arrays[name] = _resized(array, end)
+        if is_new:
+            sync_folders(self.folder)  # tensorstore waits for files, and for their names
         self.length, self.pending = end, []
+        self.block = OpenBlock(openblock.path_of(self.folder, end), self.kind)
         self._publish()
+
+
+def _resized(array: Any, length: int) -> Any:
+    """An array with room for so many records; no chunk is removed."""
+    bounds = [length] + [None] * (array.ndim - 1)
+    return array if array.shape[0] == length else array.resize(exclusive_max=bounds, resize_metadata_only=True).result()

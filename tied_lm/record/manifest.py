@@ -1,7 +1,8 @@
 """What a run's logs are known to hold: length and checksum of each, replaced whenever they are flushed.
 
-What is written after that lies past the lengths, so a reader of a run that goes on checks the part before. A folder
-without a manifest is of an older version, or one whose logs are just being cut: it is read as it is.
+What is written after that lies past the lengths, so a reader of a run that goes on checks the part before. Before
+a log is cut the manifest is replaced by one that vouches for what will be left. A folder without one is of an older
+version: it is read as it is.
 """
 
 from collections.abc import Mapping
@@ -11,7 +12,8 @@ from typing import Any
 import crc32c
 
 from tied_lm.files import AGAIN, Damaged, check_shape, read_json, sync, write_json
-from tied_lm.record.history import verify
+from tied_lm.record import openblock
+from tied_lm.record.history import length_in, readable, verify
 
 MANIFEST = "manifest.json"
 UNCHECKED = "remove that file to read the logs unchecked"
@@ -48,32 +50,65 @@ def vouched(folder: Path, name: str, entry: Mapping[str, int]) -> bytes:
     return data
 
 
+def open_block(folder: Path, name: str, entries: Mapping[str, Any], length: int) -> bytes:
+    """What the open block of a log holds after `length` records in chunks; none if there is no such block.
+
+    Raises:
+        Damaged: it is not what was written.
+    """
+    path = openblock.path_of(folder / name, length)
+    if name not in entries:
+        return path.read_bytes() if path.exists() else b""
+    return vouched(folder, path.name, entries[path.name]) if path.name in entries else b""
+
+
 class Manifest:
     """Keeps the manifest of a folder whose logs are being written."""
 
     def __init__(self, folder: Path, first_step: int):
-        """Check what the logs hold, and take the manifest away while they are cut.
+        """Check what the logs hold.
 
         Args:
-            first_step: of what will be written; 0 if all is to be written anew, and then nothing is checked.
+            first_step: of what will be written; 0 if all is to be written anew, and then nothing is checked, and
+                nothing is vouched for any more.
 
         Raises:
             Damaged: a file is not what was written.
         """
-        self.folder, self.files = folder, dict[str, tuple[int, int]]()
+        self.folder, self.first_step, self.files = folder, first_step, dict[str, tuple[int, int]]()
         self.found = read(folder) if first_step else {}
         for name, entry in self.found.items():
             if "arrays" in entry:
                 verify(folder / name, entry)
             else:
                 vouched(folder, name, entry)
-        (folder / MANIFEST).unlink(missing_ok=True)
-        if folder.exists():
-            sync(folder)
+        if not first_step:
+            (folder / MANIFEST).unlink(missing_ok=True)
+            if folder.exists():
+                sync(folder)
 
-    def length(self, name: str) -> int | None:
-        """Records of a zarr group that was found; None if the manifest did not hold it."""
-        return self.found[name]["length"] if name in self.found else None
+    def kept(self, name: str) -> tuple[int, bytes]:
+        """Records in the chunks of a log that was found, and what its open block holds after them.
+
+        Raises:
+            Damaged: it cannot be read.
+        """
+        if not self.first_step:
+            return 0, b""
+        with readable(self.folder / name):
+            length = self.found[name]["length"] if name in self.found else length_in(self.folder / name)
+        return length, open_block(self.folder, name, self.found, length)
+
+    def replace(self, files: Mapping[Path, bytes], arrays: Mapping[str, Mapping[str, Any]]) -> None:
+        """Vouch for what will be left of the logs once they are cut.
+
+        Args:
+            files: what they will hold, which is what they begin with.
+            arrays: see `publish`.
+        """
+        if self.first_step:
+            starts = {path.name: _entry(len(data), crc32c.crc32c(data)) for path, data in files.items()}
+            write_json(self.folder / MANIFEST, starts | dict(arrays))
 
     def publish(self, files: list[Path], arrays: Mapping[str, Mapping[str, Any]]) -> None:
         """Wait until all is on the disk, and vouch for it.
@@ -88,8 +123,13 @@ class Manifest:
             with path.open("rb") as file:
                 file.seek(length)
                 data = file.read()
-            sync(path)
+            if data:
+                sync(path)
             self.files[path.name] = length + len(data), crc32c.crc32c(data, crc)
-            entries[path.name] = dict(zip(("length", "crc32c"), self.files[path.name], strict=True))
+            entries[path.name] = _entry(*self.files[path.name])
         sync(self.folder)
         write_json(self.folder / MANIFEST, entries | dict(arrays))
+
+
+def _entry(length: int, crc: int) -> dict[str, int]:
+    return {"length": length, "crc32c": crc}

@@ -13,6 +13,7 @@ from tied_lm.config.folder import CONFIG, RESTORE, SWEEP, read_config
 from tied_lm.files import Damaged, read_json
 from tied_lm.record import manifest
 from tied_lm.record.history import STRINGS, check, readable
+from tied_lm.record.openblock import kind_of, records_in
 from tied_lm.record.runrecorder import HELDOUT, PROBE, ROWS
 from tied_lm.record.scalars import METRICS, read_metrics
 
@@ -159,21 +160,14 @@ class Run:
             raise FileNotFoundError(f"{path} has no data yet: the run has not written any rows so far")
         if path in self.shelf.logs:
             return self.shelf.logs[path].copy()
-        entry = manifest.read(self.folder).get(name)
-        try:
-            rows = _checked(path, entry, self.shelf)
-        except Damaged:
-            # A run that is continued cuts its logs, and takes the manifest away first.
-            if manifest.read(self.folder).get(name) == entry:
-                raise
-            return self._open_rows(name)
+        rows = open_log(self.folder, name, self.shelf)
         if not rows.sizes["step"]:
             rows.close()
             raise FileNotFoundError(f"{path} has no data yet: the run has not written any rows so far")
         # Older runs have none, and sequences have none either.
         strings = rows["token"].attrs.pop(STRINGS, None) if "token" in rows.dims else None
         rows = rows if strings is None else rows.assign_coords(token_string=("token", strings))
-        if entry is not None and self.shelf.takes(rows):
+        if self.shelf.takes(rows) and name in manifest.read(self.folder):
             self.shelf.put(path, rows)
             return rows.copy()
         return rows
@@ -195,6 +189,35 @@ def _checked(path: Path, entry: Mapping[str, Any] | None, shelf: Shelf | None = 
         return rows.isel(step=slice(entry["length"]))
 
 
+def open_log(folder: Path, name: str, shelf: Shelf | None = None) -> "xarray.Dataset":
+    """A log as far as the manifest vouches for it: the records in its chunks, and after them those in its open block.
+
+    Args:
+        shelf: what it may go on.
+
+    Raises:
+        Damaged: it is not what was written.
+    """
+    entries = manifest.read(folder)
+    try:
+        rows = _checked(folder / name, entries.get(name), shelf)
+        block = manifest.open_block(folder, name, entries, rows.sizes["step"])
+    except (Damaged, FileNotFoundError):
+        # A run that is continued cuts its logs, and replaces the manifest first; so does one whose block is full.
+        if manifest.read(folder) == entries:
+            raise
+        return open_log(folder, name, shelf)
+    return _joined(rows, block) if block else rows
+
+
+def _joined(rows: "xarray.Dataset", block: bytes) -> "xarray.Dataset":
+    """The records of a log's chunks, read where they are asked for, with those of its open block."""
+    from tied_lm.record.joined import join  # here, since it takes xarray
+
+    fields = [str(name) for name, values in rows.data_vars.items() if "step" in values.dims]
+    return join(rows, records_in(block, kind_of(fields, rows[fields[0]].shape[1])))
+
+
 def check_logs(folder: Path) -> None:
     """Read all logs of a run, and see that they hold what its manifest vouches for.
 
@@ -209,7 +232,7 @@ def check_logs(folder: Path) -> None:
             else:
                 manifest.vouched(folder, name, entry)
     except Damaged:
-        # A run that is continued cuts its logs, and takes the manifest away first.
+        # A run that is continued cuts its logs, and replaces the manifest first.
         if manifest.read(folder) == entries:
             raise
         check_logs(folder)

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from tied_lm.checks import ConfigError, choose
 from tied_lm.record.history import RowLog
 from tied_lm.record.manifest import Manifest
-from tied_lm.record.scalars import Metrics
+from tied_lm.record.scalars import METRICS, Metrics, lines_before
 from tied_lm.record.tensorboard import Board
 from tied_lm.record.writer import Writer
 
@@ -58,22 +58,24 @@ class Recorder:
 
     def __init__(self, folder: Path, first_step: int, logs: Mapping[str, Log], writers: Sequence[str], label: str = ""):
         self.folder, self.manifest = folder, Manifest(folder, first_step)
-        self.arrays = {
-            name: RowLog(
-                folder / name,
-                log.fields,
-                log.constants,
-                first_step,
-                log.strings,
-                log.dimension,
-                self.manifest.length(name),
-            )
-            for name, log in logs.items()
-        }
+        self.arrays = {name: self._open(name, log, first_step) for name, log in logs.items()}
+        blocks = {path: data for log in self.arrays.values() for path, data in log.held().items()}
+        metrics = b"".join(written for written, _ in lines_before(folder, first_step))
+        self.manifest.replace(blocks | {folder / METRICS: metrics}, self._entries())
+        for array in self.arrays.values():
+            array.cut()
         # After the arrays, which may turn out to be damaged, since these keep files open. The metrics stand last: what
         # they hold, the rest holds too.
         self.metrics = Metrics(folder, first_step)
         self.writers: list[Writer] = [*(kind(folder, first_step, label) for kind in writers_of(writers)), self.metrics]
+
+    def _open(self, name: str, log: Log, first_step: int) -> RowLog:
+        length, block = self.manifest.kept(name)
+        folder = self.folder / name
+        return RowLog(folder, log.fields, log.constants, first_step, log.strings, log.dimension, length, block)
+
+    def _entries(self) -> dict[str, dict[str, Any]]:
+        return {name: log.entry() for name, log in self.arrays.items()}
 
     def write(
         self,
@@ -97,6 +99,8 @@ class Recorder:
                 shown = {**scalars, **(aside or {})} if writer is self.metrics else scalars
                 if shown:
                     writer.scalars(step, shown)
+        if any(not self.arrays[name].pending for name in arrays):  # a block is a chunk now, and its file may go
+            self.flush()
 
     def name_tokens(self, strings: Mapping[str, str]) -> None:
         """See `Writer.name_tokens`."""
@@ -115,11 +119,14 @@ class Recorder:
         """Put all that was written on the disk."""
         with self._all():
             for log in self.arrays.values():
-                log.flush()
+                log.hold()
             for writer in self.writers:
                 writer.flush()
             files = [path for writer in self.writers for path in writer.files()]
-            self.manifest.publish(files, {name: log.entry() for name, log in self.arrays.items()})
+            files += [path for log in self.arrays.values() for path in log.block.files]
+            self.manifest.publish(files, self._entries())
+            for log in self.arrays.values():
+                log.tidy()
 
     @contextlib.contextmanager
     def _all(self) -> Iterator[None]:
@@ -137,8 +144,12 @@ class Recorder:
                 files.callback(writer.close)
 
     def close(self) -> None:
+        """Put all that was written on the disk, the arrays as zarr alone."""
         try:
             if not self.failed:
+                with self._all():
+                    for log in self.arrays.values():
+                        log.flush()
                 self.flush()
         finally:
             self.let_go()

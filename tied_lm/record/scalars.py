@@ -28,9 +28,9 @@ class Metrics(Writer):
     """Writes metrics.jsonl, one line for each step. Opening it cuts off everything from `first_step` on."""
 
     def __init__(self, folder: Path, first_step: int, label: str = ""):
-        kept = [line for line in read_metrics(folder) if line["step"] < first_step] if first_step else []
-        self.path, self.tags = folder / METRICS, {int(line["step"]): set(line) for line in kept}
-        replace(self.path, "".join(map(_json, kept)).encode())
+        kept = lines_before(folder, first_step)
+        self.path, self.tags = folder / METRICS, {int(line["step"]): set(line) for _, line in kept}
+        replace(self.path, b"".join(written for written, _ in kept))
         self.file = self.path.open("a", encoding="utf-8")
         self.lines: list[str] = []
 
@@ -61,6 +61,21 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     Raises:
         Damaged: they are not what was written.
     """
+    return [line for _, line in _lines(folder)]
+
+
+def lines_before(folder: Path, first_step: int) -> list[tuple[bytes, dict[str, Any]]]:
+    """The lines of steps before one, as they are written and as `read_metrics` tells of them.
+
+    Raises:
+        Damaged: they are not what was written.
+    """
+    if not first_step:
+        return []
+    return [(written, line) for written, line in _lines(folder) if line["step"] < first_step]
+
+
+def _lines(folder: Path) -> list[tuple[bytes, dict[str, Any]]]:
     path = folder / METRICS
     entry = manifest.read(folder).get(METRICS)
     try:
@@ -68,15 +83,18 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
             data = manifest.vouched(folder, METRICS, entry)
         else:
             data = path.read_bytes() if path.exists() else b""
-        found = [dict(json.loads(line)) for line in data.split(b"\n")[:-1]]
+        found = [(line + b"\n", dict(json.loads(line))) for line in data.split(b"\n")[:-1]]
     except Damaged:
-        # A run that is continued cuts its logs, and takes the manifest away first.
+        # A run that is continued cuts its logs, and replaces the manifest first.
         if manifest.read(folder).get(METRICS) == entry:
             raise
-        return read_metrics(folder)
+        return _lines(folder)
     except (ValueError, TypeError):
         raise Damaged(f"{path} is damaged (a line is no JSON object); {AGAIN}") from None
-    return [{_named(tag): math.nan if value is None else value for tag, value in line.items()} for line in found]
+    return [
+        (written, {_named(tag): math.nan if value is None else value for tag, value in line.items()})
+        for written, line in found
+    ]
 
 
 def _named(tag: str) -> str:

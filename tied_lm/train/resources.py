@@ -131,8 +131,10 @@ def disk_bytes(trainer: "Trainer", token_strings: Sequence[str]) -> int:
     def arrays(records: int, fields: int, size: int) -> int:
         """A zarr group: its records, what it says of each row, and its metadata, once more while they are replaced."""
         chunks = -(-size // TOKENS_IN_CHUNK)
-        blocks = records // STEPS_IN_CHUNK + 1 + len(schedule.checkpoints)  # each a file, in a folder perhaps
+        blocks = records // STEPS_IN_CHUNK + 1  # each a file, in a folder perhaps
         values = (fields + 1) * (4 * size * records + 2 * CLUSTER * chunks * min(records, blocks))
+        # The open block, and the chunk that is written in its place.
+        values += 2 * (fields + 2) * (4 * size * min(records, STEPS_IN_CHUNK) + CLUSTER)
         described = 3 * (8 * size + 2 * CLUSTER * chunks) + (fields + 4) * 3 * CLUSTER
         strings = sum(len(json.dumps(text)) + 2 for text in token_strings)
         return values + described + 3 * strings + 2 * CLUSTER
