@@ -15,7 +15,7 @@ def on_eight_devices(marks):
     flags = " ".join([*hurry, "--xla_force_host_platform_device_count=8"])
     command = [sys.executable, "-m", "pytest", "-qxm", marks, "-n0", "-p", "no:cacheprovider", "on_devices.py"]
     done = subprocess.run(
-        command, env=os.environ | {"XLA_FLAGS": flags}, cwd=Path(__file__).parent, capture_output=True, text=True
+        command, env=os.environ | {"XLA_FLAGS": flags}, cwd=Path(__file__).parents[1], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout[-5000:]
 
