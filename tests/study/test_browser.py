@@ -115,6 +115,11 @@ def test_on_paper_nothing_is_cut(pages, browser):
     assert tab.evaluate(wide) == 0
     assert tab.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--ink')") == COLORS["ink"][0]
     assert tab.call("Page.printToPDF")["data"]
+    tab = browser.open((pages / ROWS_PAGE).as_uri(), 700, media="print")
+    tab.wait(READY)
+    assert tab.evaluate("getComputedStyle(document.getElementById('controls')).display") == "none"
+    height = tab.evaluate("document.querySelector('#charts canvas').getBoundingClientRect().height")
+    assert 300 < height < 700  # with the heading it has room on one page
 
 
 def test_every_picture_has_words_of_its_own(pages, browser):

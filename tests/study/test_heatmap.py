@@ -31,5 +31,5 @@ def test_the_bar_has_the_colours_of_its_numbers():
     found = Maps([0], {"cosine": np.array([[0.5]])}, np.array([0]), 1)
     picture = np.asarray(draw(found, "cosine", "", _scale("cosine", [found])))
     for value in (-0.9, 0.0, 0.9):
-        at = picture[round(BOTTOM - (BOTTOM - TOP) * (value + 1) / 2), RIGHT + 26]
+        at = picture[round(BOTTOM - (BOTTOM - TOP) * (value + 1) / 2), RIGHT + 20]
         np.testing.assert_allclose(at / 255, mpl.colormaps["RdBu"]((value + 1) / 2)[:3], atol=4 / 255)

@@ -21,8 +21,8 @@ from tied_lm.rows import PARTS
 from tied_lm.study.meanruns import MEAN
 
 MOST_ROWS = 256  # of pixels; more rows of the vocabulary are binned
-WIDTH, HEIGHT = 560, 440  # of a picture, pixels
-LEFT, TOP, RIGHT, BOTTOM = 90, 30, 430, 370  # of what is drawn in it
+WIDTH, HEIGHT = 440, 360  # of a picture, pixels: TensorBoard shows it about 360 wide, so that it can be read
+LEFT, TOP, RIGHT, BOTTOM = 78, 26, 322, 282  # of what is drawn in it
 GREY = "#bbb"
 UNITS = {"share": "lookup's share", "cosine": "cosine of lookup and scoring"}
 
@@ -84,7 +84,7 @@ def _font(size: int) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(Path(mpl.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf"), size)
 
 
-def _write(image: Image.Image, at: tuple[float, float], text: str, anchor: str, size: int = 13, turn: int = 0) -> None:
+def _write(image: Image.Image, at: tuple[float, float], text: str, anchor: str, size: int = 12, turn: int = 0) -> None:
     """Write a text at a place; turned by some degrees it has its middle (90) or its right end (45) there.
 
     Args:
@@ -109,14 +109,14 @@ def _colored(values: Float[np.ndarray, "H W"], scale: tuple[Normalize, str], wid
 
 def _draw_bar(image: Image.Image, words: str, scale: tuple[Normalize, str]) -> None:
     """What the colours stand for."""
-    norm, (left, right) = scale[0], (RIGHT + 18, RIGHT + 34)
+    norm, (left, right) = scale[0], (RIGHT + 14, RIGHT + 28)
     image.paste(_colored(norm.inverse(np.linspace(1, 0, 256))[:, None], scale, right - left, BOTTOM - TOP), (left, TOP))
     locator = LogLocator(numticks=7) if isinstance(norm, LogNorm) else MaxNLocator(4)
     for value in locator.tick_values(*norm.inverse(np.array([0.0, 1.0]))):
         y = BOTTOM - (BOTTOM - TOP) * float(norm(value))
         if TOP - 1 <= y <= BOTTOM + 1:
             ImageDraw.Draw(image).line((right, y, right + 4, y), "black")
-            _write(image, (right + 7, y), f"{value:g}", "lm", 12)
+            _write(image, (right + 7, y), f"{value:g}", "lm")
     _write(image, (WIDTH - 11, (TOP + BOTTOM) / 2), f"{words} (grey: none)", "mm", turn=90)
 
 
@@ -127,11 +127,11 @@ def draw(found: Maps, name: str, title: str, scale: tuple[Normalize, str]) -> Im
     lines, width, height = ImageDraw.Draw(image), RIGHT - LEFT, BOTTOM - TOP
     shown = values if name in UNITS else np.where(values > 0, values, np.nan)
     image.paste(_colored(shown, scale, width, height), (LEFT, TOP))
-    _write(image, (WIDTH / 2, 6), title, "ma", 14)
+    _write(image, (WIDTH / 2, 5), title, "ma", 13)
     for k, step in enumerate(found.steps):
         x = LEFT + width * (k + 0.5) / steps
         lines.line((x, BOTTOM, x, BOTTOM + 4), "black")
-        _write(image, (x + 5, BOTTOM + 5), f"{step:,}", "ra", 12, turn=45)
+        _write(image, (x + 5, BOTTOM + 5), f"{step:,}", "ra", 11, turn=45)
     _write(image, ((LEFT + RIGHT) / 2, HEIGHT - 4), "updates (the probe's steps)", "md")
     edges, told = [0, *np.flatnonzero(np.diff(found.bands)) + 1, rows], -np.inf
     for start, end in itertools.pairwise(edges):
@@ -140,7 +140,7 @@ def draw(found: Maps, name: str, title: str, scale: tuple[Normalize, str]) -> Im
             lines.line((LEFT - 5, y, RIGHT - 1, y), "black" if name in UNITS else "white")
             lines.line((LEFT - 5, y, LEFT - 1, y), "black")
         if middle - told >= 12:  # else it would hide the one before
-            _write(image, (LEFT - 8, middle), f"band {NAMES[found.bands[start]]}", "rm", 12)
+            _write(image, (LEFT - 8, middle), f"band {NAMES[found.bands[start]]}", "rm")
             told = middle
     binned = "" if found.rows == rows else f", in {rows} bins"
     _write(image, (11, (TOP + BOTTOM) / 2), f"{found.rows:,} rows by frequency{binned}", "mm", turn=90)

@@ -91,7 +91,7 @@ def losses(subject: Subject) -> Section | None:
     many = f"Mean over {subject.seeds} seeds" if subject.seeds > 1 else "One seed"
     how = "; shade: 95% interval" if subject.seeds > 3 else "; points: the seeds" if subject.seeds > 1 else ""
     compared = (
-        " Right, the difference to the baseline, paired by seed; within the grey band it does not matter "
+        " Last, the difference to the baseline, paired by seed; within the grey band it does not matter "
         "(compare.margin)."
         if difference
         else ""

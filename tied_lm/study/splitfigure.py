@@ -28,7 +28,7 @@ MOST_ARMS, MOST_TOKENS = 4, 6  # whose histories are shown
 
 
 def _bounded(ax: Axes, key: str) -> None:
-    ax.set_ylim(*((0, 1) if key == "share" else (-1, 1)))
+    ax.set_ylim(*((-0.03, 1.03) if key == "share" else (-1.05, 1.05)))  # no point at an end is cut
     if key == "cosine":
         ax.axhline(0, color=COLORS["muted"][0], lw=1)
     few_ticks(ax.yaxis, 4)
