@@ -84,6 +84,8 @@ def test_the_page_of_a_sweep_fits_its_window(tmp_path, browser, width):
     assert tab.overflow() == 0
     assert len(tab.requests) == 1
     assert tab.complaints == []
+    cut = "[...document.querySelectorAll('th, td')].filter(one => one.scrollWidth > one.clientWidth + 1).length"
+    assert tab.evaluate(cut) == 0
     # The whole table is seen at 1280, and the difference, which stands second, on a phone.
     column = "document.querySelector('thead th:nth-child({})').getBoundingClientRect().right"
     assert tab.evaluate(column.format("2" if width < 500 else "9")) <= width

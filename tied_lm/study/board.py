@@ -9,6 +9,7 @@ from tied_lm.model.embedding import count_parameters
 from tied_lm.record.reader import Run
 from tied_lm.study.hparams import Session, write_sessions
 from tied_lm.study.meanruns import write_mean_runs
+from tied_lm.study.page import link
 from tied_lm.study.plan import Plan
 from tied_lm.study.summary import Summary
 
@@ -60,3 +61,9 @@ def deep_link(summary: Summary, of_sweep: bool = False) -> str:
     if of_sweep:
         state["runFilter"] = "/mean/"
     return f"{ADDRESS}?{urlencode(state, quote_via=quote)}#timeseries"
+
+
+def board_line(address: str) -> str:
+    """How to see what is on a page in TensorBoard."""
+    there = link(address, "loss, share and cosine of all arms")
+    return f"<p class=line><b>TensorBoard:</b> <code>tensorboard --logdir .</code> in this folder, then {there}.</p>"

@@ -4,7 +4,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from tied_lm.record.reader import Shelf
-from tied_lm.study.board import deep_link
+from tied_lm.study.board import board_line, deep_link
 from tied_lm.study.geometrytable import matrices
 from tied_lm.study.lossfigure import losses
 from tied_lm.study.movefigure import row_moves
@@ -92,17 +92,11 @@ def write_report(place: Path, shelf: Shelf | None = None) -> None:
     if "compare" in subject.values or (place / PROVENANCE).exists():  # else it is known to the comparison it is of
         parts += [labelled(label, text) for label, text in told(read_provenance(place))]
     if subject.summary is not None:
-        parts.append(_board(subject.summary))
+        parts.append(board_line(deep_link(subject.summary)))
     parts += [config_table(subject.values), _rows(subject)]
     parts += [section(one) for one in _sections(subject)]
     parts.append(matrices(subject))
     write_page(place / REPORT, _title(subject), parts)
-
-
-def _board(summary: Summary) -> str:
-    """How to see the same in TensorBoard."""
-    there = link(deep_link(summary), "loss, share and cosine of all arms")
-    return f"<p class=line><b>TensorBoard:</b> <code>tensorboard --logdir .</code> in this folder, then {there}.</p>"
 
 
 def _rows(subject: Subject) -> str:

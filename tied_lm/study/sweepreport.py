@@ -8,12 +8,13 @@ from pathlib import Path
 
 from tied_lm.config.folder import CONFIG, SWEEP, read_config
 from tied_lm.intervals import Difference, Estimate, with_interval
+from tied_lm.study.board import board_line, deep_link
 from tied_lm.study.ownbest import fewest_seeds
 from tied_lm.study.page import html_table, labelled, paragraph, write_page
 from tied_lm.study.picture import section
 from tied_lm.study.report import write_report
 from tied_lm.study.subject import Subject
-from tied_lm.study.summary import REPORT, Split
+from tied_lm.study.summary import REPORT, SUMMARY, Split, read_summary
 from tied_lm.study.sweep import short_names, show
 from tied_lm.study.sweepfigure import OWN, differences, splits, told_settings
 from tied_lm.study.sweepresults import RESULTS, Combination, Results, read_results
@@ -226,6 +227,12 @@ def rewrite_sweep(place: Path) -> None:
     write_page(place / PAGE, f"A sweep over {', '.join(values['grid'])}", parts)
 
 
+def _board(place: Path, results: Results) -> str:
+    """How to see the same in TensorBoard."""
+    first = place / results.points[0].folder
+    return board_line(deep_link(read_summary(first), of_sweep=True)) if (first / SUMMARY).exists() else ""
+
+
 def write_sweep_page(place: Path, results: Results) -> None:
     """Write sweep.html into the folder of a finished sweep."""
     others = " and ".join(arm for arm in results.arms if arm != results.baseline)
@@ -238,6 +245,7 @@ def write_sweep_page(place: Path, results: Results) -> None:
         *(paragraph(sentence, "note") for sentence in sentences(results)),
         f"<ul class=note>{more}</ul>" if more else "",
         section(split) if split else "",
+        _board(place, results),
         labelled("Versions", ", ".join(f"{name} {number}" for name, number in results.versions.items())),
     ]
     write_page(place / PAGE, title, parts)
