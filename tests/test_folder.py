@@ -12,10 +12,11 @@ import pytest
 from tests import tiny
 from tied_lm.checks import ConfigError
 from tied_lm.cli import evaluate, geometry, report, runs, show
-from tied_lm.config import to_dict
+from tied_lm.config import VERSION, override, to_dict
 from tied_lm.config.folder import check, locked
 from tied_lm.files import Damaged, read_json, write_json
 from tied_lm.record.scalars import is_finished, read_metrics
+from tied_lm.study.comparison import check_runs
 
 ROOT = Path(__file__).parent.parent
 VALUES = to_dict(tiny.make_config())
@@ -197,6 +198,25 @@ def test_a_config_of_another_shape_is_named(tmp_path, capsys, command, file, con
     assert str(tmp_path) in said
     assert "damaged" in said or command in (evaluate, geometry)  # which take no comparison and no sweep
     assert len(said.strip().splitlines()) <= 3
+
+
+def test_a_folder_of_another_run_is_no_run_of_a_comparison(values, tmp_path):
+    for field in (*tiny.FIELDS, "compare.seeds=2"):
+        override(values, *field.split("="))
+    plan = tiny.plan_of(values)
+    check_runs(tmp_path, plan)
+    for arm, config in plan.comparison.runs():
+        place = tmp_path / arm / f"seed{config.seed}"
+        place.mkdir(parents=True)
+        write_json(place / "config.json", to_dict(config) | {"version": VERSION})
+    check_runs(tmp_path, plan)
+    for one, other in (("seed0", "x"), ("seed1", "seed0"), ("x", "seed1")):
+        (tmp_path / "tied" / one).rename(tmp_path / "tied" / other)
+    with pytest.raises(ConfigError, match=r"seed0' is not .*; allowed: a folder of the same config; here seed: "):
+        check_runs(tmp_path, plan)
+    (tmp_path / "tied/seed0/config.json").write_text("[" * 100_000)
+    with pytest.raises(ConfigError, match=r"a folder whose config\.json can be read .* is damaged"):
+        check_runs(tmp_path, plan)
 
 
 def test_no_metrics_yet(tmp_path):

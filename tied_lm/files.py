@@ -84,7 +84,7 @@ def read_json(path: Path, remedy: str, shape: Mapping[str, Any] = ANY) -> dict[s
     try:
         values = json.loads(path.read_bytes().decode())
         seal = values.pop(SEAL, None)
-    except (ValueError, AttributeError, TypeError):
+    except (ValueError, AttributeError, RecursionError, TypeError):
         raise Damaged(f"{path} is damaged (it is no JSON object); {remedy}") from None
     if seal is not None and seal != checksum(values):
         raise Damaged(f"{path} is damaged (its checksum differs); {remedy}")

@@ -145,6 +145,8 @@ def test_ids_beyond_the_type_of_the_file_are_refused(tmp_path):
         ("uint16", "uint32", 60_000),
         ("uint16", "int64", 60_000),
         ("uint32", "int64", 128_000),
+        ("uint16", "uint32", 200),
+        ("uint16", "int64", 200),
     ],
 )
 def test_ids_of_another_type_are_noticed(tmp_path, written, read, vocab_size):
@@ -153,6 +155,18 @@ def test_ids_of_another_type_are_noticed(tmp_path, written, read, vocab_size):
     message = refusal(path, bin_dtype=read, vocab_size=min(vocab_size, 65_536))
     assert message.startswith(f"data.bin_dtype = {read!r} is not possible; allowed: ")
     assert f"{written}, of which the ids in {path} look to be" in message
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32", "int64"])
+def test_ids_with_their_high_bytes_first_are_noticed(tmp_path, dtype):
+    path = tmp_path / "x.bin"
+    np.random.default_rng(0).integers(0, 200, 4000).astype(np.dtype(dtype).newbyteorder(">")).tofile(path)
+    told = refusal(path, bin_dtype=dtype, vocab_size=200)
+    assert (
+        told == f"data.paths = {str(path)!r} is not possible; allowed: little-endian ids; these look to be big-endian"
+    )
+    np.random.default_rng(0).integers(0, 60_000, 4000).astype(">u4").tofile(path)
+    assert "look to be big-endian" in refusal(path, bin_dtype="uint16", vocab_size=60_000)
 
 
 def test_types_of_ids_are_taken_as_said_otherwise(tmp_path):

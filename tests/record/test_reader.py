@@ -87,6 +87,14 @@ def test_rows_over_step_and_token(place):
         np.testing.assert_array_equal(probe.target_count.sum("token"), [17.0] * len(tiny.PROBE_STEPS))
 
 
+@pytest.mark.parametrize("name", ["rows", "probe", "heldout"])
+def test_a_log_that_is_gone_is_no_run_without_data(place, tmp_path, name):
+    shutil.copytree(place, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / f"{name}.zarr")
+    with pytest.raises(Damaged, match=rf"run/{name}\.zarr.* is damaged"):
+        getattr(open_run(tmp_path / "run"), name)
+
+
 def test_a_running_run_can_be_read(tmp_path, config, monkeypatch):
     """At every moment a reader sees whole records, from none to all."""
     monkeypatch.setattr(loop, "FLUSH_SECONDS", 0.0)

@@ -1,12 +1,15 @@
 """The sentences and the table of the verdict."""
 
+import json
 from dataclasses import replace
 
 import pytest
 
 from tests.study.summaries import estimate, summary, with_arms
+from tied_lm.files import Damaged
 from tied_lm.intervals import with_interval
 from tied_lm.study.matching import Matching
+from tied_lm.study.summary import read_summary, write_summary
 from tied_lm.study.verdict import conclusions, verdict
 
 
@@ -143,3 +146,14 @@ def test_the_table_holds_the_account_and_the_bands_of_the_tied_arm_alone():
         assert words in text
     assert "rows of tied" in text
     assert "rows of untied" not in text
+
+
+def test_a_summary_of_other_content_is_not_told(tmp_path):
+    write_summary(tmp_path, summary((0.011, 0.019)))
+    assert read_summary(tmp_path).differences == summary((0.011, 0.019)).differences
+    written = json.loads((tmp_path / "summary.json").read_text())
+    del written["crc32c"]  # as in a file that somebody has edited
+    for field, value in (("baseline", "other"), ("arms", {}), ("eval_tokens", None), ("margin", "0.01")):
+        (tmp_path / "summary.json").write_text(json.dumps(written | {field: value}))
+        with pytest.raises(Damaged, match=r"summary\.json is no summary; remove that file"):
+            read_summary(tmp_path)

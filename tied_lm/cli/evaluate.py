@@ -75,7 +75,7 @@ def _check_folder(place: Path) -> None:
     try:
         values = dict(json.loads((place / "config.json").read_text(encoding="utf-8")))
         arms = ", ".join(values["compare"]["arms"]) if "compare" in values else None
-    except (KeyError, OSError, TypeError, ValueError):
+    except (KeyError, OSError, RecursionError, TypeError, ValueError):
         raise ConfigError("run", str(place), allowed) from None
     if arms is not None:
         raise ConfigError("run", str(place), f"{allowed}; this is a comparison with {arms}")

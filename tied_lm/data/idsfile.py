@@ -12,6 +12,7 @@ HEADER = 1024  # bytes: 256 numbers of 32 bits, of which the first three are a m
 HEADERS = {20240520: (1, "uint16"), 20240801: (7, "uint32")}
 MAGICS = range(20230101, 20300000)  # dates, as these magic numbers are
 SAMPLE = 2**16  # bytes, at the beginning and in the middle, by which the type of bare ids is told
+FEWEST = 256  # ids, by which that is told
 LARGEST_VOCABULARY = 2**24  # that is thought possible
 
 
@@ -65,13 +66,28 @@ def _bare(field: str, path: Path, size: int, bin_dtype: str) -> tuple[np.dtype, 
             raise ConfigError(field, str(path), told)
         dtype = np.dtype(HEADERS[magic][1]).newbyteorder("<")
         if size - HEADER != count * dtype.itemsize:
-            told = f"whole files; its header tells of {count:,} ids, and there are {(size - HEADER) / dtype.itemsize:,}"
+            told = (
+                f"whole files; its header tells of {count:,} ids, and there are {(size - HEADER) / dtype.itemsize:,g}"
+            )
             raise ConfigError(field, str(path), told)
         return dtype, HEADER
-    likely = _likely_type(beginning[: len(beginning) // 8 * 8] + middle[: len(middle) // 8 * 8], bin_dtype)
+    sample = beginning[: len(beginning) // 8 * 8] + middle[: len(middle) // 8 * 8]
+    if _is_swapped(sample):
+        raise ConfigError(field, str(path), "little-endian ids; these look to be big-endian")
+    likely = _likely_type(sample, bin_dtype)
     if likely != bin_dtype:
         raise ConfigError("data.bin_dtype", bin_dtype, f"{likely}, of which the ids in {path} look to be")
     return np.dtype(bin_dtype).newbyteorder("<"), 0
+
+
+def _is_swapped(sample: bytes) -> bool:
+    """Whether bare ids seem to have their high bytes first: the low ones are all 0, or those of every second one."""
+    pairs = np.frombuffer(sample, "<u2").reshape(-1, 2)
+    if len(pairs) < FEWEST:
+        return False
+    return bool(not (pairs & 255).any() and pairs.any()) or bool(
+        not pairs[:, 0].any() and (pairs[:, 1] > 255).mean() > 0.5
+    )
 
 
 def _likely_type(sample: bytes, bin_dtype: str) -> str:
@@ -82,7 +98,7 @@ def _likely_type(sample: bytes, bin_dtype: str) -> str:
 
     def high(low: np.ndarray, rest: np.ndarray) -> bool:
         """Whether these are the high parts of ids, which are 0 or few next to the low ones."""
-        few = rest.max() <= 15 and low.max() >= 1024 and low.size >= 256
+        few = rest.max() <= 15 and low.max() >= 1024 and low.size >= FEWEST
         return bool(np.mean(low != 0) > 0.5 and (not rest.any() or few))
 
     if not quarters[:, 2:].any() and high(quarters[:, 0], quarters[:, 1]):
@@ -93,7 +109,10 @@ def _likely_type(sample: bytes, bin_dtype: str) -> str:
     # Read as more bytes than they have, ids are beyond any vocabulary.
     narrower = ("int64", "uint32", "uint16")
     for name in narrower[narrower.index(bin_dtype) :]:
-        ids = np.frombuffer(sample, np.dtype(name).newbyteorder("<")).astype("<u8")
-        if np.mean(ids >= LARGEST_VOCABULARY) <= 0.5:
+        ids = np.abs(np.frombuffer(sample, np.dtype(name).newbyteorder("<")).astype("<i8"))
+        # Of a vocabulary of more than 2**16 the low parts have all values, of two narrow ids those of one.
+        beyond = ids[ids >= 2**16]
+        narrow = name == "uint32" and 2 * beyond.size > ids.size >= FEWEST and (beyond % 2**16).max() < 2**15
+        if np.mean(ids >= LARGEST_VOCABULARY) <= 0.5 and not narrow:
             return name
     return bin_dtype

@@ -156,7 +156,7 @@ class Run:
         path = self.folder / name
         if name != ROWS and not (self.folder / CONFIG).exists():
             raise FileNotFoundError(f"{self.folder} has no {name}: it was written by a RowRecorder, which has none")
-        if not (path / "zarr.json").exists():
+        if name not in manifest.read(self.folder) and not (path / "zarr.json").exists():
             raise FileNotFoundError(f"{path} has no data yet: the run has not written any rows so far")
         if path in self.shelf.logs:
             return self.shelf.logs[path].copy()

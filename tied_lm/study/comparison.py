@@ -14,7 +14,7 @@ from tied_lm.study.board import write_board
 from tied_lm.study.plan import Plan
 from tied_lm.study.provenance import recorded
 from tied_lm.study.summary import REPORT, SUMMARY, read_summary, summarize_comparison, write_summary
-from tied_lm.train.loop import Diverged, train_run
+from tied_lm.train.loop import Diverged, run_values, train_run
 from tied_lm.train.processes import from_first, is_first
 
 DIVERGED = "diverged.json"
@@ -63,13 +63,16 @@ def is_complete(place: Path, plan: Plan) -> bool:
 
 
 def check_runs(place: Path, plan: Plan) -> None:
-    """See that the logs of all runs that there are hold what was written.
+    """See that all runs that there are belong to it, and that their logs hold what was written.
 
     Raises:
-        Damaged: it names the one that does not.
+        ConfigError: a folder is that of another run, or its config is not what was written.
+        Damaged: it names the log that is not what was written.
     """
     for name, config in plan.comparison.runs():
-        check_logs(run_folder(place, name, config))
+        of_run = run_folder(place, name, config)
+        folder.check(of_run, run_values(config, plan.arms[name].stream.with_seed(config.seed)))
+        check_logs(of_run)
 
 
 def complete(

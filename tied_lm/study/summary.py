@@ -153,6 +153,8 @@ def read_summary(place: Path) -> Summary:
     try:
         values["differences"] = {name: found["eval_loss"] for name, found in values["differences"].items()}
         summary: Summary = typed(Summary, values)
+        if {summary.baseline, *summary.differences} - {*summary.arms, *summary.diverged}:
+            raise KeyError("an arm")
         return summary
     except (AttributeError, KeyError, TypeError):
         raise Damaged(f"{place / SUMMARY} is no summary; {AGAIN}") from None
@@ -164,7 +166,11 @@ def typed(kind: Any, value: Any) -> Any:
         kinds = get_type_hints(kind)
         return kind(**{name: typed(kinds[name], value[name]) for name in kinds if name in value})
     of = [one for one in get_args(kind) if one is not NoneType]
-    if value is None or not of:
+    if value is None and NoneType in get_args(kind):
+        return value
+    if not of:
+        if kind is not Any and type(value) not in ((int, float) if kind is float else (kind,)):
+            raise TypeError(f"{value!r} is no {kind.__name__}")
         return value
     if get_origin(kind) is dict:
         return {key: typed(of[1], one) for key, one in value.items()}
