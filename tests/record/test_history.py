@@ -96,13 +96,25 @@ def test_what_is_not_flushed_is_written_once_a_chunk_is_full(folder):
     assert_holds(folder, range(STEPS_IN_CHUNK + 1))
 
 
-def test_vocabularies_larger_than_a_chunk(folder, monkeypatch):
-    monkeypatch.setattr("tied_lm.record.history.TOKENS_IN_CHUNK", 3)
+@pytest.mark.parametrize(("tokens", "files"), [(3, 3), (1, 1)])
+def test_vocabularies_larger_than_a_chunk(folder, monkeypatch, tokens, files):
+    """Few chunks of a block of records are a file each, many are one shard, which no other block touches."""
+    monkeypatch.setattr("tied_lm.record.history.TOKENS_IN_CHUNK", tokens)
     log = open_log(folder)
     fill(log, range(40))
     log.flush()
     assert_holds(folder, range(40))
-    assert len(list((folder / "a" / "c" / "0").iterdir())) == 3
+    blocks = [sorted((folder / "a" / "c" / block).iterdir()) for block in "01"]
+    assert [len(of_block) for of_block in blocks] == [files, files]
+    assert len(list((folder / "frequency" / "c").iterdir())) == files
+    written = blocks[0][0].stat().st_ino
+    log = open_log(folder, 38)
+    fill(log, range(38, 70))
+    log.flush()
+    assert_holds(folder, range(70))
+    assert blocks[0][0].stat().st_ino == written
+    with xr.open_zarr(folder) as rows:
+        np.testing.assert_array_equal(rows.a.sel(token=5), [values(step)["a"][5] for step in range(70)])
 
 
 @pytest.mark.parametrize("kept_steps", [0, 1, STEPS_IN_CHUNK - 1, STEPS_IN_CHUNK, STEPS_IN_CHUNK + 1, 69, 70])

@@ -27,6 +27,17 @@ def test_rows_double_until_the_gap_is_reached(schedule_of):
     assert schedule_of("train.steps=4", "log.rows_every=1").rows == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize(("vocab_size", "gap"), [(10_000, 64), (50_257, 512), (262_144, 2048), (2**24, 2**17)])
+def test_of_many_rows_all_are_kept_less_often(schedule_of, vocab_size, gap):
+    schedule = schedule_of("train.steps=100000", "log.rows_every=64", f"data.vocab_size={vocab_size}")
+    thin = schedule.every_row
+    assert thin == [0, 1, 2, 4, 8, 16, 32, *range(gap, 100_000, gap), 100_000]
+    assert len(schedule.rows) == 7 + 1563
+    assert set(thin) <= set(schedule.rows)
+    assert (schedule.thinning == "") == (thin == schedule.rows) == (gap == 64)
+    assert len(thin) * vocab_size <= 2**24 or gap >= 100_000
+
+
 def test_probes_are_log_spaced_with_first_and_last(schedule_of):
     probes = schedule_of("train.steps=1024").probes
     assert probes == [0, *(2**i for i in range(11))]

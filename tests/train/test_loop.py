@@ -20,7 +20,7 @@ from tied_lm.checks import ConfigError
 from tied_lm.files import Damaged
 from tied_lm.record.runrecorder import RunRecorder
 from tied_lm.record.scalars import is_finished, read_metrics
-from tied_lm.train import evaluation, loop
+from tied_lm.train import calendar, evaluation, loop
 from tied_lm.train.build import build_model, build_stream
 from tied_lm.train.loop import Interrupted
 
@@ -307,6 +307,19 @@ def test_a_damaged_checkpoint_stops_the_run_and_changes_nothing(whole, tmp_path)
     with pytest.raises(Damaged, match=rf"^the checkpoint {place}/checkpoints/{step} is damaged [^\n]*$"):
         tiny.train(place, CONFIG)
     assert [(place / name).read_bytes() for name in ("metrics.jsonl", "rows.zarr/zarr.json")] == before
+
+
+@pytest.mark.slow
+def test_of_many_rows_fewer_records_have_every_row(whole, tmp_path, monkeypatch, one_by_one):
+    """All else is recorded as ever, and a stop changes nothing."""
+    monkeypatch.setattr(calendar, "MOST_VALUES", 6 * CONFIG.data.vocab_size)
+    kept = [0, 1, 2, 4, 32, 39]
+    assert interrupt(tmp_path / "run", 20) < 32
+    tiny.train(tmp_path / "run", CONFIG)
+    assert tiny.metrics(tmp_path / "run") == tiny.metrics(whole)
+    assert tiny.board_values(tmp_path / "run") == tiny.board_values(whole)
+    with open_run(tmp_path / "run").rows as thin, open_run(whole).rows as all_:
+        assert thin.identical(all_.sel(step=kept))
 
 
 # Kill the process just before, or just after, the n-th call of a method.

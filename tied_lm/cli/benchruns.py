@@ -99,7 +99,7 @@ def measure_recording(rounds: int) -> dict[str, float]:
     arm = tied_arm({})
     full = Schedule.of(arm.config)
 
-    without = dataclasses.replace(full, rows=[])
+    without = dataclasses.replace(full, rows=[], every_row=[])
     schedules = {"on": full, "rows": without, "rows and probe": dataclasses.replace(without, probes=[])}
     runs: dict[str, Run] = {name: partial(run_once, arm, schedule) for name, schedule in schedules.items()}
     times = interleave(runs, rounds)

@@ -21,6 +21,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     from tied_lm.study.summary import REPORT, read_summary
     from tied_lm.study.table import table
     from tied_lm.study.verdict import verdict
+    from tied_lm.train.calendar import Schedule
     from tied_lm.train.processes import from_first, is_first
     from tied_lm.train.resources import check_disk, shown
 
@@ -51,7 +52,8 @@ def main(arguments: list[str], stop: threading.Event) -> None:
         updates, size = plan.updates(), plan.disk_bytes()
         if is_first():
             check_disk(place, size)
-        tell(f"{len(updates)} runs in {place}, at most {shown(size)} there")
+        thinning = Schedule.of(plan.comparison.base).thinning
+        tell(f"{len(updates)} runs in {place}, at most {shown(size)} there{thinning}")
         progress = Progress(updates)
         try:
             c.complete(place, plan, stop, progress.start_run)

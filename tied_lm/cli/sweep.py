@@ -40,6 +40,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     from tied_lm.data.documents import told
     from tied_lm.study import sweep
     from tied_lm.study.comparison import check_runs
+    from tied_lm.train.calendar import Schedule
     from tied_lm.train.resources import check_disk, shown
 
     if read_mesh(command.values).distributed:
@@ -72,7 +73,8 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     the_sweep.open()
     for line in dict.fromkeys(told(point.plan.about) for point in points if point.plan.about):
         tell(line)
-    tell(f"{len(todo)} of {len(points)} points to do in {place}, at most {shown(size)} there")
+    thinning = "".join(dict.fromkeys(Schedule.of(point.plan.comparison.base).thinning for point in todo))
+    tell(f"{len(todo)} of {len(points)} points to do in {place}, at most {shown(size)} there{thinning}")
     alone = workers == 1 or index is not None
     failed = _do(todo, stop) if alone else _share_out(todo, workers, arguments, stop)
     if failed:

@@ -25,6 +25,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     from tied_lm.study.provenance import recorded
     from tied_lm.study.table import table
     from tied_lm.train.build import build_mesh, build_stream
+    from tied_lm.train.calendar import Schedule
     from tied_lm.train.loop import run_values, train_run
     from tied_lm.train.processes import from_first, is_first
     from tied_lm.train.resources import check_disk, check_memory, shown
@@ -59,7 +60,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     else:
         size = arm.disk_bytes()
         check_disk(place, size)
-        tell(f"1 run in {place}, at most {shown(size)} there")
+        tell(f"1 run in {place}, at most {shown(size)} there{Schedule.of(config).thinning}")
         with folder.locked(place):
             write_json(place / folder.CONFIG, values)  # first, since it makes the folder this run's
             progress = Progress([(config.model.tying, config.train.steps)])

@@ -19,9 +19,21 @@ from tied_lm.record.openblock import OpenBlock, Pending
 
 STEPS_IN_CHUNK = 32  # held in memory, and in the open block, until they are full
 TOKENS_IN_CHUNK = 4096
+CHUNKS_APART = 4  # of no more than so many each is a file
 STRINGS = "strings"
 
+LITTLE_ENDIAN = {"name": "bytes", "configuration": {"endian": "little"}}
+
 Read = Callable[[Any], np.ndarray]
+
+
+def files_of(size: int) -> tuple[int, int]:
+    """Files in which a block of so many tokens is, and chunks in each: of many tokens all are in one shard.
+
+    A shard spans tokens only, so that records that are added rewrite none that is full.
+    """
+    chunks = -(-size // TOKENS_IN_CHUNK)
+    return (1, chunks) if chunks > CHUNKS_APART else (chunks, 1)
 
 
 def crc_of(array: Any, length: int | None, read: Read) -> int:
@@ -215,14 +227,21 @@ class RowLog:
         self, name: str, dimensions: tuple[str, ...], shape: tuple[int, ...], kind: str, attributes: dict[str, Any]
     ) -> Any:
         chunk = [{"step": STEPS_IN_CHUNK, self.dimension: min(shape[-1], TOKENS_IN_CHUNK)}[d] for d in dimensions]
+        codecs: list[dict[str, Any]] = [
+            LITTLE_ENDIAN,
+            {"name": "zstd", "configuration": {"level": 1, "checksum": True}},
+        ]
+        chunks = files_of(shape[-1])[1]
+        file = [*chunk[:-1], chunk[-1] * chunks]
+        if chunks > 1:
+            index = [LITTLE_ENDIAN, {"name": "crc32c"}]
+            shards = {"chunk_shape": chunk, "codecs": codecs, "index_codecs": index, "index_location": "end"}
+            codecs = [{"name": "sharding_indexed", "configuration": shards}]
         metadata = {
             "data_type": kind,
             "shape": shape,
-            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk}},
-            "codecs": [
-                {"name": "bytes", "configuration": {"endian": "little"}},
-                {"name": "zstd", "configuration": {"level": 1, "checksum": True}},
-            ],
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": file}},
+            "codecs": codecs,
             "dimension_names": dimensions,
             "attributes": attributes,
         }

@@ -148,6 +148,7 @@ class RunRecorder:
         evaluation: Evaluation | None = None,
         geometry: Mapping[str, float] | None = None,
         drift: Mapping[str, Float[Array, "V"]] | None = None,
+        every_row: bool = True,
     ) -> None:
         """Write down all there is of one step; each step is written once, in order.
 
@@ -158,6 +159,7 @@ class RunRecorder:
             evaluation: sums by held-out sequence.
             geometry: how the vocabulary's parameters lie, by tag.
             drift: of the rows of the vocabulary's parameters, beside every probe; by field, see `slots.Geometry`.
+            every_row: whether rows.zarr keeps the record, too.
         """
         scalars, tied = dict(scalars), self._tied(step)
         histograms: Histograms = {}
@@ -171,7 +173,7 @@ class RunRecorder:
             aside |= token_norms(record.stats, self.rows, tied)
             for name, norms in record.others.items():
                 scalars |= {f"grad_norm/{name}/{use}": float(norms[i]) for i, use in enumerate(("lookup", "scoring"))}
-            arrays[ROWS] = self._rows_of(record)
+            arrays |= {ROWS: self._rows_of(record)} if every_row else {}
         if probe is not None:
             found = split_scalars(probe.stats, self.rows.bands, tied) | part_scalars(probe.push_parts, self.rows)
             scalars |= of_probe(found | token_scalars(probe.stats, self.rows, tied))

@@ -203,7 +203,7 @@ class _Loop:
         )
         recorder.check_whole(
             self.step,
-            rows=schedule.rows,
+            rows=schedule.every_row,
             probes=schedule.probes,
             evaluations=schedule.evaluations,
             scalars=schedule.scalars,
@@ -356,7 +356,8 @@ class _Loop:
             return
         measured = None if geometry is None else self.measure.scalars(geometry)
         drift = None if geometry is None else geometry.drift
-        self.recorder.write(step, scalars, record, probe, evaluation, measured, drift)
+        every_row = step in self.schedule.every_row
+        self.recorder.write(step, scalars, record, probe, evaluation, measured, drift, every_row)
 
     def _scalars(self, d: Dispatch) -> dict[str, float]:
         """Scalars of a dispatch's first step, on the host; and the length of later dispatches, from its time."""

@@ -15,7 +15,7 @@ from tied_lm.checks import ConfigError
 from tied_lm.config import Config, to_dict
 from tied_lm.model.mesh import DATA, VOCAB
 from tied_lm.record.histogram import BINS
-from tied_lm.record.history import STEPS_IN_CHUNK, TOKENS_IN_CHUNK
+from tied_lm.record.history import STEPS_IN_CHUNK, files_of
 from tied_lm.rows import DRIFT, PARTS, RowStats, shown_by_group
 from tied_lm.train.build import build_mesh
 from tied_lm.train.calendar import Schedule
@@ -130,17 +130,17 @@ def disk_bytes(trainer: "Trainer", token_strings: Sequence[str]) -> int:
 
     def arrays(records: int, fields: int, size: int) -> int:
         """A zarr group: its records, what it says of each row, and its metadata, once more while they are replaced."""
-        chunks = -(-size // TOKENS_IN_CHUNK)
+        files = files_of(size)[0]
         blocks = records // STEPS_IN_CHUNK + 1  # each a file, in a folder perhaps
-        values = (fields + 1) * (4 * size * records + 2 * CLUSTER * chunks * min(records, blocks))
+        values = (fields + 1) * (4 * size * records + 2 * CLUSTER * files * min(records, blocks))
         # The open block, and the chunk that is written in its place.
         values += 2 * (fields + 2) * (4 * size * min(records, STEPS_IN_CHUNK) + CLUSTER)
-        described = 3 * (8 * size + 2 * CLUSTER * chunks) + (fields + 4) * 3 * CLUSTER
+        described = 3 * (8 * size + 2 * CLUSTER * files) + (fields + 4) * 3 * CLUSTER
         strings = sum(len(json.dumps(text)) + 2 for text in token_strings)
         return values + described + 3 * strings + 2 * CLUSTER
 
     stats = len(RowStats._fields) + parts
-    rows = arrays(len(schedule.rows), stats + 2 * len(model.vocabulary), vocab_size)
+    rows = arrays(len(schedule.every_row), stats + 2 * len(model.vocabulary), vocab_size)
     probes = arrays(len(schedule.probes), stats + len(DRIFT) * len(model.vocabulary), vocab_size)
 
     curves = len(PARTS) * (3 + len(config.log.tokens))
