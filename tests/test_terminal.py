@@ -2,7 +2,9 @@
 
 import itertools
 import re
+import sys
 import threading
+import types
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,22 @@ def test_a_log_has_a_line_every_half_minute_and_one_for_each_run(monkeypatch, ca
     ]
     assert lines[0].endswith("about 1:16 left")
     assert lines[-1].endswith("done, in 1:46")
+
+
+def test_a_notebook_has_one_line_that_is_written_over(monkeypatch, capsys):
+    shell = types.SimpleNamespace(kernel=object())
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+    shown = progress.Progress([("tied", 4), ("untied", 4)])
+    for arm in ("tied", "untied"):
+        report = shown.start_run(arm, 3)
+        for _ in range(4):
+            report(1)
+        shown.bar.refresh()
+    shown.close()
+    written = capsys.readouterr().err
+    assert "\n" not in written
+    assert "tied seed 3  50%" in written
+    assert "untied seed 3 100%" in written.split("\r")[-3]
 
 
 def stdout_of(capsys, call):

@@ -1,10 +1,9 @@
 """A progress bar over all updates of all runs, with the time that is left."""
 
-import sys
 import time
 from collections.abc import Callable
 
-from tqdm import tqdm
+from tqdm.auto import tqdm  # which is a bar of the notebook, in one
 
 from tied_lm.cli import terminal
 from tied_lm.cli.command import tell
@@ -34,10 +33,10 @@ class Progress:
         self.seconds, self.updates = 0.0, 0
         self.begun = self.told = time.perf_counter()
         self.count = len(runs)
-        self.terminal = sys.stderr.isatty() and not terminal.is_silent()
+        self.in_place = terminal.shows_progress()
         self.bar = tqdm(
             total=sum(updates for _, updates in runs),
-            disable=not self.terminal,
+            disable=not self.in_place,
             bar_format="{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} updates{postfix}",
             leave=False,
         )
@@ -65,7 +64,7 @@ class Progress:
                 last = now
             self.bar.update(updates)
             self.bar.set_postfix_str(self._left(total - done))
-            if not self.terminal and (done == total or now - self.told > LINE_SECONDS):
+            if not self.in_place and (done == total or now - self.told > LINE_SECONDS):
                 self.told = now
                 finished = self.count - len(self.left)
                 left = f"in {clock(now - self.begun)}" if done == total and not self.left else self._left(total - done)

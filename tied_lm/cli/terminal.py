@@ -26,6 +26,12 @@ def is_silent() -> bool:
     return _silent
 
 
+def shows_progress() -> bool:
+    """Whether a line on standard error can be written over: by a terminal, or by a notebook, which is none."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return not _silent and (sys.stderr.isatty() or hasattr(shell, "kernel"))
+
+
 def begin(words: str) -> None:
     """The first sign of life, before the libraries are loaded; `end` takes it away, so that a mistake is one line."""
     global _waiting
