@@ -6,9 +6,11 @@ Of a tied model without a body, in float32, with AdamW.
 import dataclasses
 
 import jax
+from jax.sharding import AxisType
 
 from tied_lm.checks import ConfigError
 from tied_lm.config import Config
+from tied_lm.model.mesh import DATA, VOCAB
 from tied_lm.record.slots import Records
 from tied_lm.study.plan import Arm
 from tied_lm.train.build import build_stream
@@ -29,12 +31,20 @@ def collective_bytes(vocab_size: int, features: int, tokens: int, data: int, voc
     return FLOAT * (over_rows + over_tokens)
 
 
+def record_bytes(vocab_size: int, features: int, data: int, vocab: int) -> int:
+    """What a record of the rows adds to them, but for what is a number for each row: the tables of the lookup, of
+    `own` and of `data`."""
+    return FLOAT * 3 * -(-vocab_size // vocab) * features if data > 1 else 0
+
+
 def _arm(vocab_size: int, features: int, tokens: int, sequences: int) -> Arm:
     """The default run of such sizes, on a machine that need not hold it."""
     config = Config()
     data = dataclasses.replace(config.data, vocab_size=vocab_size, batch_size=sequences, length=tokens // sequences)
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, features=features), data=data)
-    return Arm.of(config, build_stream(config))
+    # A mesh, though of one device, since what has none records rows in another way.
+    mesh = jax.make_mesh((1, 1), (DATA, VOCAB), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:1])
+    return Arm.of(config, build_stream(config), mesh)
 
 
 def device_bytes(vocab_size: int, features: int, tokens: int, data: int, vocab: int) -> int:
@@ -60,4 +70,8 @@ def told_scale(vocab_size: int, features: int, tokens: int, data: int, vocab: in
         allowed = "V D N DATA VOCAB, all of them at least 1, where DATA divides N"
         raise ConfigError("scale", " ".join(map(str, shape)), allowed)
     memory, told = shown(device_bytes(*shape)), shown(collective_bytes(*shape))
-    return f"on each of {data * vocab} devices: {memory} of memory, and {told} to sums over others in an update"
+    more = shown(record_bytes(vocab_size, features, data, vocab))
+    return (
+        f"on each of {data * vocab} devices: {memory} of memory, and {told} to sums over others in an update, "
+        f"{more} more where rows are recorded"
+    )

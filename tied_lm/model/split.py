@@ -21,6 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from tied_lm.model.arguments import check_ids
 from tied_lm.model.embedding import Params, ScoringGradient, Step, VocabularyModel
 from tied_lm.model.loss import vocabulary_loss
+from tied_lm.model.mesh import ONE_DEVICE, Layout
 from tied_lm.model.tokenrows import Holders
 from tied_lm.rows import RowStats, mark_undefined, row_norm, statistics
 
@@ -173,15 +174,16 @@ def stats_of_tables(t: Tables, input_count: Int[Array, "V"], target_count: Int[A
     return RowStats(**found, input_count=input_count, target_count=target_count)
 
 
-def stats_of(b: Backward) -> RowStats:
-    """Statistics of the rows, in O(N D + V D) and with no table of size (V, D) when 2 N < V.
+def stats_of(b: Backward, layout: Layout = ONE_DEVICE) -> RowStats:
+    """Statistics of the rows, in O(N D + V D) and on one device with no table of size (V, D) when 2 N < V.
 
     Only rows that are inputs or targets, at most 2 N, have a lookup, own or data. Their sums are made in (2 N, D)
-    arrays, at one token for each row; on all other rows scoring and push are the row of `expected`.
+    arrays, at one token for each row; on all other rows scoring and push are the row of `expected`. On several devices
+    that would have each of them gather all tokens, and the sums are made in its own rows of three tables.
     """
     asked = b.scoring
     rows, ids_2N = asked.expected.shape[0], jnp.concatenate([b.inputs, asked.targets])
-    if ids_2N.size >= rows:
+    if layout.mesh is not None or ids_2N.size >= rows:
         return stats_of_tables(tables(b), *counts(b))
     holders = Holders.of(ids_2N, rows)
     input_N, target_N = jnp.split(holders.of_token, 2)

@@ -263,7 +263,7 @@ class Trainer:
     def _observe(self, state: TrainState, b: Backward, changes: Params) -> Records:
         """The record of an update, from the state before it."""
         cut, vocabulary = self.model.layout.cut, self.model.vocabulary
-        stats = cut(stats_of(b))
+        stats = cut(stats_of(b, self.model.layout))
         return pack(
             Record(
                 stats,
