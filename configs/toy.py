@@ -92,6 +92,7 @@ def get_config() -> ConfigDict:
     c.log.probe_tokens = 32_768  # held-out tokens over which the probe sums the gradient tables
     c.log.tokens = ()  # ids to follow as curves, besides a frequent, a middle and a rare one
     c.log.writers = ("tensorboard",)  # where scalars and histograms go, beside metrics.jsonl: tensorboard, or nothing
+    c.log.matrices = False  # keep the vocabulary matrices at the steps of the probe, about 12: 4 V D bytes each
 
     c.checkpoint = ConfigDict()
     c.checkpoint.every = 500  # updates between checkpoints; also at the end

@@ -21,6 +21,7 @@ def mean_of_pairs(rows):
     return (unit(rows) @ unit(rows).T)[np.triu_indices(len(rows), 1)].mean()
 
 
+@pytest.mark.slow
 def test_a_run_tells_how_its_matrices_lie_and_how_far_their_rows_have_come(tmp_path):
     tiny.train(tmp_path / "run", CONFIG)
     run, states, frequencies = open_run(tmp_path / "run"), tiny.trajectory(CONFIG), build_stream(CONFIG).frequencies

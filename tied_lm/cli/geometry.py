@@ -66,9 +66,11 @@ def _of_run(place: Path, which: str) -> "tuple[Tables, Float[np.ndarray, 'V'], T
 def main(arguments: list[str], stop: threading.Event) -> None:
     flags = _parse(arguments)
 
+    from tied_lm import open_run
     from tied_lm.cli.matrices import read_matrix, write_matrix
     from tied_lm.model.geometry.likeness import compare_matrices
-    from tied_lm.study.geometry import geometry_rows, likeness_rows
+    from tied_lm.record.matrices import MATRICES
+    from tied_lm.study.geometry import drift_rows, geometry_rows, likeness_rows
     from tied_lm.study.table import table
 
     set_up_jax()
@@ -89,6 +91,9 @@ def main(arguments: list[str], stop: threading.Event) -> None:
         except ValueError as error:
             raise ConfigError("path", str(path), f"a matrix that can be measured ({error})") from None
         print(f"{printable(str(path))}\n{table(rows)}")
+        if path.is_dir() and (path / MATRICES).exists():
+            for name in found:
+                print(f"\nThe way of {name}, mean over its rows:\n{table(drift_rows(open_run(path).matrices(name)))}")
     if flags.save is not None:
         write_matrix(flags.save, tables[0])
     if len(tables) == 2:

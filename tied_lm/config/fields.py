@@ -104,6 +104,7 @@ class Log:
     probe_tokens: Annotated[int, at_least(1), countable] = 32_768
     tokens: tuple[int, ...] = ()
     writers: tuple[str, ...] = ("tensorboard",)
+    matrices: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

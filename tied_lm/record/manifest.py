@@ -119,14 +119,15 @@ class Manifest:
         """
         entries: dict[str, Any] = {}
         for path in files:
-            length, crc = self.files.get(path.name, (0, 0))
+            name = path.relative_to(self.folder).as_posix()
+            length, crc = self.files.get(name, (0, 0))
             with path.open("rb") as file:
                 file.seek(length)
                 data = file.read()
             if data:
                 sync(path)
-            self.files[path.name] = length + len(data), crc32c.crc32c(data, crc)
-            entries[path.name] = _entry(*self.files[path.name])
+            self.files[name] = length + len(data), crc32c.crc32c(data, crc)
+            entries[name] = _entry(*self.files[name])
         sync(self.folder)
         write_json(self.folder / MANIFEST, entries | dict(arrays))
 

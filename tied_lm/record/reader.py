@@ -2,17 +2,22 @@
 
 import difflib
 import html
+import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float
 
 from tied_lm.config import Config, read_run
 from tied_lm.config.folder import CONFIG, RESTORE, SWEEP, read_config
 from tied_lm.files import Damaged, read_json
 from tied_lm.record import manifest
 from tied_lm.record.history import STRINGS, check, readable
+from tied_lm.record.matrices import MATRICES, step_of
 from tied_lm.record.openblock import kind_of, records_in
 from tied_lm.record.runrecorder import HELDOUT, PROBE, ROWS
 from tied_lm.record.scalars import METRICS, read_metrics
@@ -151,6 +156,25 @@ class Run:
         where they mean something `excess`, `law` and `bytes`; see `records.Evaluation`. `cluster` is that of each
         sequence."""
         return self._open_rows(HELDOUT)
+
+    def matrices(self, name: str) -> Iterator[tuple[int, Float[np.ndarray, "V D"]]]:
+        """A vocabulary matrix at each step at which it was kept (`log.matrices`), one by one, with the step.
+
+        Raises:
+            FileNotFoundError: none was kept.
+            Damaged: one is not what was written.
+        """
+        entries = manifest.read(self.folder)
+        paths = sorted((self.folder / MATRICES).glob(f"{name}-*.npy"))
+        names = [path.relative_to(self.folder).as_posix() for path in paths]
+        if not names:
+            raise FileNotFoundError(f"{self.folder} has no matrices of {name!r}: log.matrices keeps them")
+        for one, path in zip(names, paths, strict=True):
+            if not entries:
+                yield step_of(path), np.load(path, allow_pickle=False)
+            elif one in entries:
+                data = manifest.vouched(self.folder, one, entries[one])
+                yield step_of(path), np.load(io.BytesIO(data), allow_pickle=False)
 
     def _open_rows(self, name: str) -> "xarray.Dataset":
         path = self.folder / name

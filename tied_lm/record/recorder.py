@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Array, Float, Int
 
 from tied_lm.checks import ConfigError, choose
 from tied_lm.record.history import RowLog
@@ -84,6 +84,7 @@ class Recorder:
         histograms: Histograms,
         arrays: Arrays,
         aside: Mapping[str, float] | None = None,
+        matrices: Mapping[str, Float[Array, "V D"]] | None = None,
     ) -> None:
         """Write down all there is of one step; each step is written once, in order.
 
@@ -94,6 +95,8 @@ class Recorder:
             for name, values in arrays.items():
                 self.arrays[name].append(step, values)
             for writer in self.writers:
+                if matrices:
+                    writer.matrices(step, matrices)
                 for tag, counts in histograms.items():
                     writer.histogram(step, tag, counts)
                 shown = {**scalars, **(aside or {})} if writer is self.metrics else scalars

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int
 from tied_lm.bands import split_scalars
 from tied_lm.files import AGAIN, Damaged
 from tied_lm.record.cards import is_headline
+from tied_lm.record.matrices import Matrices
 from tied_lm.record.recorder import Histograms, Log, Recorder
 from tied_lm.record.rowtags import (
     TOKENS,
@@ -83,6 +84,8 @@ class RunRecorder:
             HELDOUT: Log(losses | counts | others, {"cluster": clusters}, dimension="sequence"),
         }
         self.recorder = Recorder(folder, first_step, logs, config["log"]["writers"])
+        if config["log"].get("matrices"):
+            self.recorder.writers.insert(0, Matrices(folder, first_step))
         self.recorder.name_tokens(rows.followed_strings)
         if first_step == 0:
             texts = {"config": "```json\n" + json.dumps(config, indent=2) + "\n```", TOKENS: rows.token_table()}
@@ -149,6 +152,7 @@ class RunRecorder:
         geometry: Mapping[str, float] | None = None,
         drift: Mapping[str, Float[Array, "V"]] | None = None,
         every_row: bool = True,
+        matrices: Mapping[str, Float[Array, "V D"]] | None = None,
     ) -> None:
         """Write down all there is of one step; each step is written once, in order.
 
@@ -160,6 +164,7 @@ class RunRecorder:
             geometry: how the vocabulary's parameters lie, by tag.
             drift: of the rows of the vocabulary's parameters, beside every probe; by field, see `slots.Geometry`.
             every_row: whether rows.zarr keeps the record, too.
+            matrices: the vocabulary's parameters as they are, to be kept.
         """
         scalars, tied = dict(scalars), self._tied(step)
         histograms: Histograms = {}
@@ -182,7 +187,7 @@ class RunRecorder:
             (scalars if is_headline(tag) else aside)[tag] = value
         if evaluation is not None:
             arrays[HELDOUT] = evaluation.by_sequence()
-        self.recorder.write(step, scalars, histograms, arrays, aside)
+        self.recorder.write(step, scalars, histograms, arrays, aside, matrices)
 
     def _rows_of(self, record: Record) -> dict[str, Any]:
         """What rows.zarr keeps of a record, by field."""

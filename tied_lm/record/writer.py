@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Array, Float, Int
 
 
 class Writer:
@@ -24,6 +24,9 @@ class Writer:
 
     def histogram(self, step: int, tag: str, counts: Int[np.ndarray, "bins"]) -> None:
         """How many rows have a norm whose log10 lies between two of `histogram.EDGES`."""
+
+    def matrices(self, step: int, found: Mapping[str, Float[Array, "V D"]]) -> None:
+        """The vocabulary's matrices as they are, by name."""
 
     def text(self, tag: str, markdown: str) -> None:
         """What is said once."""

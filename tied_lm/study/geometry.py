@@ -1,6 +1,6 @@
 """How the vocabulary matrices of a checkpoint lie in space, and how far they have come, as tables."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import jax
 import numpy as np
@@ -11,7 +11,7 @@ from tied_lm.data.sources import Stream
 from tied_lm.model.geometry.arrays import by_band
 from tied_lm.model.geometry.likeness import Comparison
 from tied_lm.model.geometry.matrix import measure_matrix
-from tied_lm.model.geometry.movement import measure_drift
+from tied_lm.model.geometry.movement import drifts, measure_drift
 from tied_lm.model.geometry.predictions import Predictions, measure_predictions
 from tied_lm.train.evaluation import hidden
 from tied_lm.train.step import Trainer
@@ -64,6 +64,26 @@ def _figure(value: float) -> str:
     if np.isnan(value):
         return "-"
     return f"{value:,.0f}" if value == round(value) and abs(value) >= 1 else f"{value:.4f}"
+
+
+def drift_rows(matrices: Iterable[tuple[int, Matrix]]) -> list[list[str]]:
+    """A table of how far the rows of a matrix have come at each step, and whether straight: means over the rows.
+
+    Args:
+        matrices: the same one at several steps, with the step, the first one first.
+    """
+    rows, steps = [["step", "cosine to the start", "displacement", "path", "displacement / path"]], list[int]()
+
+    def one_by_one() -> Iterator[Matrix]:
+        for step, matrix in matrices:
+            steps.append(step)
+            yield matrix
+
+    for found in drifts(one_by_one()):
+        columns = (found.cosine_to_start, found.displacement, found.path, found.straightness)
+        means = [values_V[~np.isnan(values_V)] for values_V in columns]
+        rows.append([f"{steps[-1]:,}", *(_figure(float(v.mean()) if v.size else np.nan) for v in means)])
+    return rows
 
 
 def predictions_of(trainer: Trainer, params: PyTree, stream: Stream, most: int | None = None) -> Predictions:

@@ -33,6 +33,13 @@ def _look(layout: Layout, params: Params, starts: Params, measured_M: Int[Array,
     return layout.place(found, jax.tree.map(lambda _: PartitionSpec(), found))
 
 
+@functools.partial(jax.jit, static_argnames="layout")
+def whole(layout: Layout, tables: Params) -> Params:
+    """Copies of matrices without their padding, as every device has them."""
+    found = {name: jnp.copy(layout.cut(table_PxD)) for name, table_PxD in tables.items()}
+    return layout.place(found, jax.tree.map(lambda _: PartitionSpec(), found))
+
+
 class Measure:
     """Measures the matrices of one run.
 

@@ -18,6 +18,7 @@ from tied_lm import bands
 from tied_lm.config import VERSION, Config, folder, to_dict
 from tied_lm.data.sources import Stream
 from tied_lm.files import write_json
+from tied_lm.model.embedding import Params
 from tied_lm.record.background import Background
 from tied_lm.record.rowtags import Rows
 from tied_lm.record.runrecorder import RunRecorder
@@ -27,7 +28,7 @@ from tied_lm.train import evaluation as programs
 from tied_lm.train.calendar import Schedule
 from tied_lm.train.checkpoint import METRIC, Checkpoints
 from tied_lm.train.clock import Clock
-from tied_lm.train.geometry import Measure
+from tied_lm.train.geometry import Measure, whole
 from tied_lm.train.interrupts import stopped_by_interrupt
 from tied_lm.train.processes import Agreement, from_first, is_first, several
 from tied_lm.train.step import Trainer, Window
@@ -52,6 +53,7 @@ class Due(NamedTuple):
     evaluation: Evaluation | None
     probe: Probe | None
     geometry: Geometry | None  # beside a probe
+    matrices: Params | None  # likewise, if they are kept
     called: float  # when, by `time.perf_counter`
 
 
@@ -249,16 +251,18 @@ class _Loop:
 
     def _start_due(self) -> Due:
         step, schedule, params, heldout = self.step, self.schedule, self.state.params, self.heldout
-        evaluation = probe = geometry = None
+        evaluation = probe = geometry = matrices = None
         called = time.perf_counter()
         if step in schedule.evaluations:
             evaluation = programs.evaluate(self.trainer, params, heldout, self._held(self.config.data.eval_tokens))
         if step in schedule.probes:
             probe = programs.probe(self.trainer, params, heldout, self._held(self.config.log.probe_tokens))
             geometry = self.measure.look(params)
+            if self.config.log.matrices:
+                matrices = whole(self.layout, {name: params[name] for name in self.trainer.model.vocabulary})
         # Copied, since the dispatch that follows is given the state's own arrays to overwrite.
         window = jax.tree.map(jnp.copy, self.state.window) if step in schedule.scalars else None
-        return Due(window, evaluation, probe, geometry, called)
+        return Due(window, evaluation, probe, geometry, matrices, called)
 
     def _wait(self, due: Due) -> dict[str, float]:
         """Wait for what is due at a step, of which all updates before it are written; its `time/` scalars.
@@ -329,13 +333,13 @@ class _Loop:
                 if self.trainer.has_sum_rule:
                     gradient_V = record.stats.total if self.trainer.model.tied_at(step) else record.stats.scoring
                     step_scalars["split/residual"] = float(record.residual) if gradient_V.any() else math.nan
-            evaluation, probe, geometry = d.due[1:4] if at_start else (None, None, None)
+            evaluation, probe, geometry, matrices = d.due[1:5] if at_start else (None, None, None, None)
             if not _is_finite((record, probe, geometry)):
                 raise Diverged(f"the gradients or updates are no longer finite at step {step}")
             if record is not None and step == self.schedule.steps:
                 # The run makes no update there: a size would be one that was never applied.
                 record = record._replace(updates=jax.tree.map(lambda v: np.full_like(v, np.nan), record.updates))
-            self.background.submit(self._record, step, step_scalars, record, probe, evaluation, geometry)
+            self.background.submit(self._record, step, step_scalars, record, probe, evaluation, geometry, matrices)
         if d.updates:
             self.progress(d.updates)
         if self.recorder is not None and time.perf_counter() - self.flushed > FLUSH_SECONDS and d.updates:
@@ -350,6 +354,7 @@ class _Loop:
         probe: Probe | None,
         evaluation: Evaluation | None,
         geometry: Geometry | None,
+        matrices: Params | None,
     ) -> None:
         """Write down what there is of a step, in the background, where the host's part of the geometry is done too."""
         if self.recorder is None:
@@ -357,7 +362,7 @@ class _Loop:
         measured = None if geometry is None else self.measure.scalars(geometry)
         drift = None if geometry is None else geometry.drift
         every_row = step in self.schedule.every_row
-        self.recorder.write(step, scalars, record, probe, evaluation, measured, drift, every_row)
+        self.recorder.write(step, scalars, record, probe, evaluation, measured, drift, every_row, matrices)
 
     def _scalars(self, d: Dispatch) -> dict[str, float]:
         """Scalars of a dispatch's first step, on the host; and the length of later dispatches, from its time."""

@@ -152,6 +152,8 @@ def disk_bytes(trainer: "Trainer", token_strings: Sequence[str]) -> int:
     batches = -(-config.data.eval_tokens // (config.data.batch_size * config.data.length))
     losses = arrays(len(schedule.evaluations), 2 * BANDS + 2, batches * config.data.batch_size)
 
+    tables = len(model.vocabulary) * (4 * vocab_size * model.row_width + 2 * CLUSTER) if config.log.matrices else 0
+
     about = len(json.dumps(to_dict(config))) * 3 + 8 * CLUSTER  # config.json, and in events and checkpoints
     state = jax.eval_shape(trainer.init, 0)
     leaves = jax.tree.leaves(state)
@@ -159,7 +161,16 @@ def disk_bytes(trainer: "Trainer", token_strings: Sequence[str]) -> int:
     checkpoint += checkpoint // 50 + 24 * CLUSTER + 1024 * len(leaves) + about
     # The newest, the best, one that is being written and one that is not yet removed.
     saved = min(len(schedule.checkpoints), config.checkpoint.keep + 3)
-    return rows + probes + scalars * SCALAR + histograms + losses + about + saved * checkpoint
+    return (
+        rows
+        + probes
+        + tables * len(schedule.probes)
+        + scalars * SCALAR
+        + histograms
+        + losses
+        + about
+        + saved * checkpoint
+    )
 
 
 def summary_bytes(config: Config, arms: int, seeds: int) -> int:

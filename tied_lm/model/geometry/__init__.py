@@ -10,7 +10,7 @@ __all__, __getattr__, __dir__ = door(
     __name__,
     {
         "matrix": "MatrixGeometry effective_rank isotropy mean_cosine measure_matrix norm_slope participation_ratio",
-        "movement": "CommonDrift Drift common_drift measure_drift",
+        "movement": "CommonDrift Drift common_drift drifts measure_drift",
         "likeness": "Comparison Likeness cka compare_matrices pair_spearman",
         "predictions": "Predictions measure_predictions",
         "shares": "Shares measure_shares",

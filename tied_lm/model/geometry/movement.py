@@ -1,6 +1,7 @@
 """How the rows of a matrix move during training, each by itself and all in one direction."""
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -38,28 +39,33 @@ def measure_drift(matrices: Iterable[Float[AnyArray, "V D"]]) -> Drift:
     Raises:
         ValueError: there are fewer than two, or they are not finite (V, D) arrays of floats of one shape.
     """
-    start_VxD = before_VxD = now_VxD = None
-    path_V, measurements = np.zeros(()), 0
-    for matrix in matrices:
-        measurements += 1
+    found = deque(drifts(matrices), maxlen=1)
+    if not found:
+        raise ValueError("matrices has 1 or none: a drift is measured between two or more")
+    return found[0]
+
+
+def drifts(matrices: Iterable[Float[AnyArray, "V D"]]) -> Iterator[Drift]:
+    """The drift up to each matrix but the first one; see `measure_drift`."""
+    start_VxD = now_VxD = None
+    path_V = np.zeros(())
+    for number, matrix in enumerate(matrices):
         if start_VxD is None or now_VxD is None:
             start_VxD = now_VxD = rows_of("matrices[0]", matrix)
             continue
         before_VxD = now_VxD
-        now_VxD, _ = same_shape(**{f"matrices[{measurements - 1}]": matrix, "matrices[0]": start_VxD})
-        path_V = path_V + norms(now_VxD - before_VxD)
-    if start_VxD is None or before_VxD is None or now_VxD is None:
-        raise ValueError(f"matrices has {measurements}: a drift is measured between two or more")
-    displacement_V = norms(now_VxD - start_VxD)
-    return Drift(
-        cosine_to_start=row_cosines(now_VxD, start_VxD),
-        displacement=displacement_V,
-        cosine_to_previous=row_cosines(now_VxD, before_VxD),
-        distance_to_previous=norms(now_VxD - before_VxD),
-        path=path_V,
-        straightness=np.divide(displacement_V, path_V, out=np.full_like(path_V, np.nan), where=path_V > 0),
-        measurements=measurements,
-    )
+        now_VxD, _ = same_shape(**{f"matrices[{number}]": matrix, "matrices[0]": start_VxD})
+        distance_V, displacement_V = norms(now_VxD - before_VxD), norms(now_VxD - start_VxD)
+        path_V = path_V + distance_V
+        yield Drift(
+            cosine_to_start=row_cosines(now_VxD, start_VxD),
+            displacement=displacement_V,
+            cosine_to_previous=row_cosines(now_VxD, before_VxD),
+            distance_to_previous=distance_V,
+            path=path_V,
+            straightness=np.divide(displacement_V, path_V, out=np.full_like(path_V, np.nan), where=path_V > 0),
+            measurements=number + 1,
+        )
 
 
 def common_drift(update: Float[AnyArray, "V D"], bands: Int[AnyArray, "V"]) -> CommonDrift:
