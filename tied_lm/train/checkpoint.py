@@ -130,7 +130,7 @@ class Checkpoints:
         kept, step = state if kept is None else kept, int(state.step)
         # Of one device it takes fewer files so.
         values = state if _is_spread(state) else jax.device_get(state)
-        about = {"config": config, "digests": digests(state, kept), "padded_rows": _padded_rows(state, kept)}
+        about = {"config": config, "digests": digests(values, kept), "padded_rows": _padded_rows(state, kept)}
         with self._writing():
             saved = self.manager.save(
                 step,
