@@ -299,6 +299,7 @@ def test_a_run(shape, fields, tmp_path, make_config, monkeypatch):
     """Losses and rows are those of one device, and a run goes on where another mesh stopped."""
     small = ("data.vocab_size=21", "data.classes=4", "model.features=4", "data.length=8", "train.steps=24")
     more = ("data.eval_tokens=512", "log.probe_tokens=256", "train.eval_every=8", "optimizer.warmup_steps=2")
+    more += ("log.matrices=True",)
     one = make_config(*small, *more, *fields, "optimizer.learning_rate=0.01")
     many = dataclasses.replace(one, mesh=Mesh(*shape, "replicated" if one.model.body == "none" else "sharded"))
 
@@ -330,6 +331,9 @@ def test_a_run(shape, fields, tmp_path, make_config, monkeypatch):
             assert_array_equal(run.rows[name], true.rows[name])
         for name in (name for name in true.probe if "_to_start" in name):
             assert_allclose(run.probe[name], true.probe[name], rtol=0, atol=1e-3, err_msg=name)
+        for (step, matrix), (at, expected) in zip(run.matrices("embedding"), true.matrices("embedding"), strict=True):
+            assert_allclose(matrix, expected, rtol=0, atol=1e-4, err_msg=str(at))
+            assert step == at
         for tag in (tag for tag in true.tags() if tag.startswith("geometry/")):
             assert_allclose(list(run.scalars(tag).values()), list(true.scalars(tag).values()), atol=2e-3, err_msg=tag)
 

@@ -1,5 +1,6 @@
 """Matrices that a run keeps, if asked: what the state was, whole again after a stop, noticed when damaged."""
 
+import re
 import shutil
 import threading
 
@@ -8,6 +9,7 @@ import pytest
 
 from tests import tiny
 from tied_lm import geometry, open_run
+from tied_lm.bands import bands_of
 from tied_lm.cli import geometry as command
 from tied_lm.files import Damaged
 from tied_lm.study.plan import Arm
@@ -37,7 +39,13 @@ def test_they_are_those_of_the_state_at_the_steps_of_the_probe(kept):
 
 def test_the_way_of_the_rows_is_told(kept, capsys):
     command.main([str(kept)], threading.Event())
-    told = capsys.readouterr().out.partition("The way of output")[2]
+    told = capsys.readouterr().out
+    tables = [list(dict(open_run(kept).matrices(name)).values()) for name in ("embedding", "output")]
+    bands = bands_of(build_stream(CONFIG).frequencies)
+    common = [geometry.common_drift(table[-1] - table[0], bands).cosine_by_band["4"] for table in tables]
+    (row,) = re.findall(r"move with that of the rest of band 4 +(\S+) +(\S+)", told)
+    np.testing.assert_allclose([float(value) for value in row], common, atol=6e-5)
+    told = told.partition("The way of output")[2]
     drift = geometry.measure_drift(matrix for _, matrix in open_run(kept).matrices("output"))
     step, *figures = told.splitlines()[-1].split()
     assert step == "39"

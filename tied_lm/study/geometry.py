@@ -11,7 +11,7 @@ from tied_lm.data.sources import Stream
 from tied_lm.model.geometry.arrays import by_band
 from tied_lm.model.geometry.likeness import Comparison
 from tied_lm.model.geometry.matrix import measure_matrix
-from tied_lm.model.geometry.movement import drifts, measure_drift
+from tied_lm.model.geometry.movement import common_drift, drifts, measure_drift
 from tied_lm.model.geometry.predictions import Predictions, measure_predictions
 from tied_lm.train.evaluation import hidden
 from tied_lm.train.step import Trainer
@@ -56,7 +56,10 @@ def _column(matrix: Matrix, frequencies: Float[np.ndarray, "V"] | None, start: M
         cosine_V = measure_drift([start, matrix]).cosine_to_start
         told["cosine of a row to its start"] = float(np.nanmean(cosine_V)) if not np.isnan(cosine_V).all() else np.nan
         if frequencies is not None:
-            told |= {f"  in band {band}": x for band, x in by_band(cosine_V, bands_of(frequencies)).items()}
+            bands_V = bands_of(frequencies)
+            told |= {f"  in band {band}": x for band, x in by_band(cosine_V, bands_V).items()}
+            common = common_drift(np.asarray(matrix) - np.asarray(start), bands_V).cosine_by_band
+            told |= {f"cosine of a row's move with that of the rest of band {band}": x for band, x in common.items()}
     return told
 
 
