@@ -20,20 +20,28 @@ from tied_lm.study.summary import read_summary
 from tied_lm.study.sweep import Sweep, read_grid
 from tied_lm.study.sweepboard import write_sweep_board
 
-# The text of a page, with what stands in its shadow trees, too.
+# The text of a page, with what stands in its shadow trees and frames, too.
 TEXT = """(() => { const all = n => n.nodeType === 3 ? n.data : ['STYLE', 'SCRIPT'].includes(n.nodeName) ? '' :
+  n.nodeName === 'IFRAME' && n.contentDocument && n.contentDocument.body ? all(n.contentDocument.body) :
   [...(n.shadowRoot ? [n.shadowRoot] : []), ...n.childNodes].map(all).join(' '); return all(document.body) })()"""
 COUNT = """(() => { const all = n => (n.matches && n.matches('SELECTOR') ? 1 : 0) +
   [...(n.shadowRoot ? [n.shadowRoot] : []), ...n.childNodes].map(all).reduce((a, b) => a + b, 0);
   return all(document.body) })()"""
 
 
+# Of what TensorBoard's own code complains.
+THEIRS = ("Three.js", "WebGL", "paper-", "deprecated", "GPU", "GL Driver")
 ARMS = {
     "cap": "model.tying=soft_cap",
     "scaled": "model.tying=scaled_output",
     "late": "model.tying=late_untie scheme.untie_step=20",
     "low_rank": "model.tying=low_rank scheme.rank=2",
 }
+
+
+def ours(tabs):
+    """Complaints of pages that are not TensorBoard's own."""
+    return [text for tab in tabs for text in tab.complaints if not any(words in text for words in THEIRS)]
 
 
 @contextlib.contextmanager
@@ -89,11 +97,13 @@ def test_every_tab_shows_the_comparison(board, tmp_path):
         tab = opened.open(address + "#images", width=1500)
         tab.wait(TEXT + ".includes('rows_map/share')")
         tab = opened.open(address + "#projector", width=1500)
-        tab.wait(COUNT.replace("SELECTOR", "iframe") + " > 0")
+        tab.wait(rf"/Points:\s*20\b/.test({TEXT})")
         with urlopen(address + "data/plugin/projector/runs", timeout=20) as answer:
             assert sorted(json.loads(answer.read())) == ["mean/tied", "mean/untied"]
-        outside = [url for url in tab.requests if not url.startswith((address, "data:", "blob:"))]
-        assert outside == []
+        tabs = list(opened.tabs.values())
+        outside = [url for tab in tabs for url in tab.requests if not url.startswith((address, "data:", "blob:"))]
+        assert outside == ["about:blank"] * outside.count("about:blank")
+        assert ours(tabs) == []
 
 
 def check_hparams(opened, address, fields):
@@ -133,3 +143,13 @@ def test_a_sweep_is_one_table(tmp_path):
     last = f"{sweep.points[-1].place.name}/mean/untied"
     with served(place, last) as address, browser.started(tmp_path / "profile") as opened:
         check_hparams(opened, address, ["data.reversibility", *(f"{loss:#.5g}" for loss in losses)])
+        link = deep_link(read_summary(sweep.points[0].place), of_sweep=True).replace(ADDRESS, address)
+        tab = opened.open(link, width=1500)
+        for point in sweep.points:
+            tab.wait(TEXT + f".includes('{point.place.name}/mean/tied')")
+        assert "/seed0" not in tab.evaluate(TEXT)
+        tab = opened.open(address + "#custom_scalars", width=1500)
+        tab.wait(TEXT + f".includes('held-out loss, nats a token, at {sweep.points[1].place.name}')")
+        tab.wait(TEXT + ".includes('Matches (2)')")
+        assert "Matches (4)" not in tab.evaluate(TEXT)
+        assert ours(opened.tabs.values()) == []
