@@ -275,6 +275,7 @@ def _join_others(command: Command) -> None:
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ConfigError("mesh.distributed", True, f"processes that find each other ({reason})") from error
+    fellows.all_are_here()
     for name in ("coordinator", "processes", "process"):
         put(command.values, f"mesh.{name}", getattr(Mesh(), name))
     if not processes.is_first():

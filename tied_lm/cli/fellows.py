@@ -9,12 +9,14 @@ import threading
 
 from tied_lm.tokenstring import printable
 
+MISSING = "the other processes of this run were not found within five minutes"  # which is JAX's own limit
 GONE = "another process of this run has ended; the same command continues"
 BEGINS = re.compile(rb"[EF]\d{4} .*(coordination_service|distributed/client\.h|client\.h:)")
 FATAL = b"distributed service detected fatal errors"
 CHATTER = re.compile(rb"\[Gloo\]|connected peer ranks")  # its connections; lines of two threads may be mixed
 
 _ending = threading.Lock()
+_why = MISSING  # JAX would end the process
 
 
 def is_told(error: Exception) -> bool:
@@ -25,8 +27,14 @@ def is_told(error: Exception) -> bool:
 def end() -> None:
     """End this process, since another one has. The line is said once, by whoever finds out first."""
     _ending.acquire()
-    print(printable(f"error: {GONE}"), file=sys.stderr, flush=True)
+    print(printable(f"error: {_why}"), file=sys.stderr, flush=True)
     os._exit(1)
+
+
+def all_are_here() -> None:
+    """Once they have found each other, JAX ends a process for another reason."""
+    global _why
+    _why = GONE
 
 
 def listen() -> None:
