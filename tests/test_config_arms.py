@@ -33,9 +33,13 @@ def test_a_new_arm(values):
     [
         ("x", "model.tying", "compare.arms.x = 'model.tying' is not possible; allowed: field=value, several"),
         ("x", "compare.seeds=3", "compare.arms.x = 'compare.seeds=3' is not possible; allowed: field=value, several"),
-        ("x", "model.tyin=tied", "model.tyin = 'tied' is not possible; allowed: no such field; the fields are "),
-        ("x", "model.features=0", said("model.features", 0, "at least 1")),
-        ("x", "log.tokens=a", said("log.tokens", "a", "a whole number")),
+        (
+            "x",
+            "model.tyin=tied",
+            "model.tyin in compare.arms.x = 'tied' is not possible; allowed: no such field; the fields are ",
+        ),
+        ("x", "model.features=0", said("model.features in compare.arms.x", 0, "at least 1")),
+        ("x", "log.tokens=a", said("log.tokens in compare.arms.x", "a", "a whole number")),
         ("a/b", "", said("compare.arms", "a/b", ARM_NAMES)),
         ("", "", said("compare.arms", "", ARM_NAMES)),
         ("_x", "", said("compare.arms", "_x", ARM_NAMES)),

@@ -90,6 +90,12 @@ def test_an_unreadable_config_is_refused(tmp_path, text):
     refused(tmp_path, VALUES, "config.json can be read")
 
 
+def test_a_config_that_is_no_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "config.json")  # which would be waited for
+    with pytest.raises(ConfigError, match="it is no file"):
+        check(tmp_path, {"a": 1})
+
+
 def test_a_foreign_folder_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("hello")
     refused(tmp_path, VALUES, "a new or empty folder, or one of an earlier run")

@@ -28,6 +28,7 @@ class ConfigError(ValueError):
         except ValueError:  # Python writes no whole number of more than 4,300 digits
             shown = "a number of very many digits"
         super().__init__(printable(f"{_cut(field)} = {_cut(shown)} is not possible; allowed: {allowed}"))
+        self.field, self.value, self.allowed = field, value, allowed
 
 
 def _cut(text: str) -> str:

@@ -81,6 +81,8 @@ def read_json(path: Path, remedy: str, shape: Mapping[str, Any] = ANY) -> dict[s
         Damaged: it is no JSON object, not the one that was written, or one of another shape.
         FileNotFoundError: there is none.
     """
+    if path.exists() and not path.is_file():
+        raise Damaged(f"{path} is damaged (it is no file); {remedy}")  # a FIFO would be waited for
     try:
         values = json.loads(path.read_bytes().decode())
         seal = values.pop(SEAL, None)

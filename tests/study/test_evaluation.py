@@ -57,6 +57,18 @@ def test_whole_sequences_give_the_t_interval_of_their_means(monkeypatch):
     assert one.bands.keys() == found.bands.keys()
 
 
+def test_a_perplexity_that_no_float_holds_is_left_out(monkeypatch):
+    monkeypatch.setattr(ToyStream, "perplexity", True)
+    trainer, stream = tiny.trainer_of(CONFIG), build_stream(CONFIG)
+    params = jax.tree.map(lambda leaf: 300 * leaf, tiny.trajectory(CONFIG)[30].params)
+    found = evaluate(trainer, params, stream, 35)
+    assert 710 < found.eval_loss.mean < np.inf
+    assert found.perplexity is None
+    scalars = evaluation_scalars(jax.device_get(evaluation.evaluate(trainer, params, stream, 35)), stream)
+    assert scalars.keys() >= {"loss/eval"}
+    assert "loss/perplexity" not in scalars
+
+
 def test_the_loss_is_that_of_the_run():
     trainer, params, stream = tiny.trainer_of(CONFIG), tiny.trajectory(CONFIG)[39].params, build_stream(CONFIG)
     found = evaluate(trainer, params, stream, 23)

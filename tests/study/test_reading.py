@@ -12,8 +12,9 @@ import xarray as xr
 from tests import tiny
 from tied_lm import open_comparison, open_run, open_sweep
 from tied_lm.config import override
-from tied_lm.files import write_json
+from tied_lm.files import Damaged, write_json
 from tied_lm.study import comparison, reading, sweep
+from tied_lm.study.subject import Subject
 
 LATE = "model.tying=late_untie scheme.untie_step=8"
 
@@ -159,3 +160,15 @@ def test_a_sweep_has_its_points_first(values, place, tmp_path):
                 )
     with pytest.raises(FileNotFoundError, match="open_sweep reads all of it"):
         open_run(tmp_path)
+
+
+def test_a_run_in_the_place_of_another_is_named(place, tmp_path):
+    for one, other in [("tied/seed3", "tied/seed4"), ("tied", "untied")]:
+        folder = tmp_path / one.replace("/", "-")
+        shutil.copytree(place, folder)
+        (folder / one).rename(folder / "aside")
+        (folder / other).rename(folder / one)
+        (folder / "aside").rename(folder / other)
+        for read in (open_comparison, Subject.of):
+            with pytest.raises(Damaged, match=rf"^{folder / one}.* holds another run \((seed|model.tying) is "):
+                read(folder)

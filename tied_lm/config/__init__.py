@@ -4,7 +4,7 @@ and which folder is one's.
 May import `model`, whose schemes and bodies declare their own options, and what stands at the root.
 """
 
-from tied_lm.config.arms import ARM_NAMES, Comparison, build_comparison
+from tied_lm.config.arms import ARM_NAMES, Comparison, build_comparison, overrides_of
 from tied_lm.config.fields import (
     OPTIONS,
     OWN_DEFAULTS,
@@ -50,6 +50,7 @@ __all__ = [
     "digest",
     "flatten",
     "override",
+    "overrides_of",
     "put",
     "read_data",
     "read_mesh",

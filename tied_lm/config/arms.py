@@ -40,16 +40,38 @@ class Comparison:
         ]
 
 
-def _build_arm(values: Mapping[str, Any], arm: str, overrides: str) -> Config:
-    """The config of one arm: `field=value` for each of its overrides, separated by spaces."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", arm) or arm in RESERVED:
-        raise ConfigError("compare.arms", arm, ARM_NAMES)
-    own, changed = copy.deepcopy(dict(values)), {}
+def overrides_of(arm: str, overrides: str) -> dict[str, str]:
+    """What an arm sets, as text by field.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    found = {}
     for item in overrides.split():
         name, equals, text = item.partition("=")
         if not equals or name.startswith("compare"):
             allowed = "field=value, several separated by spaces; no field of compare"
             raise ConfigError(f"compare.arms.{arm}", overrides, allowed)
+        found[name] = text
+    return found
+
+
+def _build_arm(values: Mapping[str, Any], arm: str, overrides: str) -> Config:
+    """The config of one arm: `field=value` for each of its overrides, separated by spaces."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", arm) or arm in RESERVED:
+        raise ConfigError("compare.arms", arm, ARM_NAMES)
+    try:
+        return _build_of(values, arm, overrides)
+    except ConfigError as error:
+        here = f"compare.arms.{arm}"
+        if here in error.field:
+            raise
+        raise ConfigError(f"{error.field} in {here}", error.value, error.allowed) from None
+
+
+def _build_of(values: Mapping[str, Any], arm: str, overrides: str) -> Config:
+    own, changed = copy.deepcopy(dict(values)), {}
+    for name, text in overrides_of(arm, overrides).items():
         override(own, name, text)
         changed[name] = text
     before, after = flatten(resolved(values)), flatten(resolved(own))

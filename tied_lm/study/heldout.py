@@ -142,12 +142,15 @@ class Heldout:
         return dataclasses.replace(found, ci95=None, ci95_heldout=None) if few else found
 
 
-def _exponential(estimate: HeldoutEstimate) -> HeldoutEstimate:
-    """exp of a mean, of the ends of its intervals and of the values."""
+def _exponential(estimate: HeldoutEstimate) -> HeldoutEstimate | None:
+    """exp of a mean, of the ends of its intervals and of the values; None where a float does not hold it."""
 
     def ends(of: Ends | None) -> Ends | None:
-        return of and (float(np.exp(of[0])), float(np.exp(of[1])))
+        found = of and (float(np.exp(of[0])), float(np.exp(of[1])))
+        return found if found and math.isfinite(found[1]) else None
 
-    per_seed = tuple(np.exp(np.array(estimate.per_seed, float)).tolist())
     with np.errstate(over="ignore"):
-        return HeldoutEstimate(float(np.exp(estimate.mean)), ends(estimate.ci95), per_seed, ends(estimate.ci95_heldout))
+        mean, per_seed = float(np.exp(estimate.mean)), tuple(np.exp(np.array(estimate.per_seed, float)).tolist())
+        if not all(map(math.isfinite, (mean, *per_seed))):
+            return None
+        return HeldoutEstimate(mean, ends(estimate.ci95), per_seed, ends(estimate.ci95_heldout))

@@ -11,8 +11,9 @@ import xarray as xr
 
 from tied_lm.config.folder import CONFIG, SWEEP, read_config
 from tied_lm.record.history import STEPS_IN_CHUNK, TOKENS_IN_CHUNK
-from tied_lm.record.reader import BESIDE, Run, open_run
+from tied_lm.record.reader import BESIDE, Run
 from tied_lm.study.labels import HYPOTHETICAL, label
+from tied_lm.study.members import members
 from tied_lm.study.sweep import folder_name, settings_of, short_names, show
 
 MOST_BYTES = 2 * 10**9  # that are read at once, without dask
@@ -99,12 +100,9 @@ def _values(place: Path, file: str, kind: str) -> dict[str, Any]:
 
 def _runs(place: Path) -> Iterator[tuple[str, int, Run]]:
     """Arm, seed and run, for each run that has data."""
-    values = _values(place, CONFIG, "a comparison")
-    for arm in values["compare"]["arms"]:
-        for seed in range(values["seed"], values["seed"] + values["compare"]["seeds"]):
-            folder = place / arm / f"seed{seed}"
-            if (folder / CONFIG).exists() and (run := open_run(folder)).has_data():
-                yield arm, seed, run
+    for arm, seed, run in members(place, _values(place, CONFIG, "a comparison")):
+        if run.has_data():
+            yield arm, seed, run
 
 
 def _room(places: list[Path]) -> bool:

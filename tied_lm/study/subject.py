@@ -16,6 +16,7 @@ from tied_lm.config import Config
 from tied_lm.config.folder import CONFIG, read_config
 from tied_lm.record.reader import Run, Shelf, open_run
 from tied_lm.rows import FIELDS, PARTS
+from tied_lm.study.members import members
 from tied_lm.study.palette import Style, arm_styles
 from tied_lm.study.summary import SUMMARY, Summary, read_summary
 from tied_lm.train.build import build_model
@@ -147,23 +148,22 @@ class Subject:
             raise ConfigError("DIR", str(place), ANOTHER)
         values = read_config(place)
         if "compare" not in values:
-            name = str(values["model"]["tying"])
-            folders = {name: [place]}
+            of_arms = {str(values["model"]["tying"]): [open_run(place, shelf)]}
         else:
-            seeds = range(values["seed"], values["seed"] + values["compare"]["seeds"])
-            folders = {arm: [place / arm / f"seed{seed}" for seed in seeds] for arm in values["compare"]["arms"]}
+            of_arms = {arm: [] for arm in values["compare"]["arms"]}
+            for arm, _, run in members(place, values, shelf):
+                of_arms[arm].append(run)
         summary = read_summary(place) if (place / SUMMARY).exists() else None
         if summary is not None and len(summary.seeds) < values["compare"]["seeds"]:
             summary = None  # seeds were added, and are not there yet
-        styles, arms, states = arm_styles(list(folders)), {}, []
-        for name, of_arm in folders.items():
-            runs = [open_run(folder, shelf) for folder in of_arm if (folder / CONFIG).exists()]
+        styles, arms, states = arm_styles(list(of_arms)), {}, []
+        for name, runs in of_arms.items():
             known = [(run, line) for run in runs if (line := _last(run))]
             states += [(name, run.config.seed, *state) for run, state in known]
             if known and (summary is None or name in summary.arms):
                 written = [run for run, _ in known]
                 arms[name] = ArmRuns(name, styles[name], written, build_model(written[0].config).untied_from)
-        return cls(place, values, arms, list(folders), states, summary)
+        return cls(place, values, arms, list(of_arms), states, summary)
 
     def table(self) -> list[list[str]]:
         """How far each run is; the first row is the head."""

@@ -84,8 +84,10 @@ def evaluation_scalars(e: Evaluation, stream: Stream) -> dict[str, float]:
         scalars["loss/excess"] = float(np.asarray(e.excess, np.float64).sum() / tokens.sum())
         scalars["loss/law"] = float(np.asarray(e.law, np.float64).sum() / tokens.sum())
     if stream.perplexity:
-        with np.errstate(over="ignore"):  # told as a divergence
-            scalars["loss/perplexity"] = float(np.exp(scalars[METRIC]))
+        with np.errstate(over="ignore"):
+            perplexity = float(np.exp(scalars[METRIC]))
+        if math.isfinite(perplexity):  # of a loss above some 709 nats there is none that a float holds
+            scalars["loss/perplexity"] = perplexity
     if e.bytes is not None:
         scalars["loss/bits_per_byte"] = float(nll.sum() / math.log(2) / np.asarray(e.bytes, np.int64).sum())
     return scalars | {f"band/{bands.NAMES[b]}/loss": float(nll[b] / tokens[b]) for b in np.flatnonzero(tokens)}
