@@ -128,6 +128,15 @@ def test_six_arms_are_in_one_chart_and_one_table(tmp_path):
         tab.wait(TEXT + f".includes('Matches ({len(means)})')")
         tab = opened.open(address + "#images", width=1500)
         tab.wait(TEXT + ".includes('rows_map/cosine')")  # those of the other parts are on its next pages
+        tab = opened.open(deep_link(read_summary(place)).replace(ADDRESS, address), width=1500)
+        tab.wait(COUNT.replace("SELECTOR", "scalar-card") + " >= 4")
+        for name in means:
+            tab.wait(TEXT + f".includes('mean/{name}')")
+        tab = opened.open(address + "#projector", width=1500)
+        tab.wait(rf"/Points:\s*20\b/.test({TEXT})")
+        with urlopen(address + "data/plugin/projector/runs", timeout=20) as answer:
+            assert sorted(json.loads(answer.read())) == sorted(f"mean/{name}" for name in means)
+        assert ours(opened.tabs.values()) == []
 
 
 @pytest.mark.slow
