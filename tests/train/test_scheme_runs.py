@@ -15,6 +15,9 @@ from tied_lm.train.build import build_stream
 from tied_lm.train.loop import Interrupted
 from tied_lm.train.step import Trainer
 
+# The other schemes' runs take no other way than these.
+QUICK = {"tied", "untied", "centred", "factorised", "gated_rare_rows", "late_untie", "soft_cap", "spd_pair"}
+
 UNTIE = 17
 OPTIONS = {
     "late_untie": (f"scheme.untie_step={UNTIE}",),
@@ -32,7 +35,9 @@ def config_of(name):
     return tiny.make_config(f"model.tying={name}", "model.body=mlp", *OPTIONS.get(name, ()))
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in SCHEMES]
+)
 def test_a_run_learns_and_a_stop_changes_no_bit(tmp_path, name):
     config = config_of(name)
     tiny.train(tmp_path / "whole", config)
