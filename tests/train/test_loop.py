@@ -330,6 +330,7 @@ from tests import tiny
 from tied_lm.record.tensorboard import Board
 from tied_lm.train.checkpoint import Checkpoints
 from tied_lm.record.history import RowLog
+from tied_lm.record.openblock import OpenBlock
 
 place, owner, name, call, moment = sys.argv[1:]
 owner, calls = vars()[owner], 0
@@ -355,7 +356,8 @@ def test_killed_in_the_middle_again_and_again(whole, tmp_path):
     place = tmp_path / "run"
     points = [
         ("Checkpoints", "save", "1", "after"),  # while the first checkpoint is being written
-        ("RowLog", "_publish", "7", "before"),  # between the resize of the rows and the group's metadata
+        ("OpenBlock", "add", "4", "after"),  # records on the disk, for which nothing vouches yet
+        ("RowLog", "_publish", "2", "before"),  # while the logs are being cut
         ("Board", "flush", "1", "before"),  # rows on the disk, scalars not
         ("Board", "scalars", "9", "after"),  # in the middle of a dispatch
     ]
