@@ -20,6 +20,8 @@ CODE = """
 import os, sys
 from pathlib import Path
 from tests.study.test_crash import KINDS, call
+from tied_lm.study import picture
+picture.svg = lambda picture: "<svg></svg>"
 place = Path(sys.argv[1])
 call({kind!r}, place)
 for name in KINDS[{kind!r}][2]:
@@ -36,7 +38,7 @@ def call(kind, place):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_wherever_it_is_killed_the_same_command_ends_alike(tmp_path, kind, capsys):
+def test_wherever_it_is_killed_the_same_command_ends_alike(undrawn, tmp_path, kind, capsys):
     run, copies, calls = trace(tmp_path, CODE.format(kind=kind), every=1, root="nothing")
     names = KINDS[kind][2]
     numbers = sorted(int(path.name) for path in copies.iterdir())
