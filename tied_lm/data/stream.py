@@ -1,7 +1,7 @@
 """What a stream gives. It is a pure function: a batch depends on the seed and the step alone."""
 
 import hashlib
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ class Batch(NamedTuple):
     fresh: Bool[Array, "B"]  # whether a row does not go on where that of the batch before ended
 
 
+@runtime_checkable
 class Devices(Protocol):
     """Where batches are to lie: on one device, as here, or as `model.mesh.Layout` says."""
 
