@@ -176,3 +176,11 @@ def test_an_installed_wheel_tells_the_fields_in_an_empty_folder(tmp_path):
     told = subprocess.run(call, cwd=empty, env=environment, check=True, capture_output=True, text=True, timeout=300)
     assert "--config.model.features=32 D, embedding width --config.model.body" in " ".join(told.stdout.split())
     assert "--config.compare.arms.untied=model.tying=untied" in told.stdout
+
+
+def test_a_command_is_kept_as_it_was_typed(call, monkeypatch):
+    """`provenance.json` has it from `sys.argv`."""
+    kept = []
+    monkeypatch.setattr("tied_lm.cli.show.main", lambda arguments, stop: kept.extend((arguments, list(sys.argv))))
+    call("show", "DIR")
+    assert kept == [["DIR"], ["tied-lm show", "DIR"]]

@@ -33,7 +33,7 @@ def _dispatch(arguments: list[str], stop: threading.Event) -> None:
     )
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of these")
     name = parser.parse_args(arguments[:1]).command
-    sys.argv[0] = f"tied-lm {name}"  # as which it speaks of itself
+    sys.argv = [f"tied-lm {name}", *arguments[1:]]  # as which it speaks of itself, and is kept as provenance
     importlib.import_module(f"tied_lm.cli.{name}").main(arguments[1:], stop)
 
 
