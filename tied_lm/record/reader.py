@@ -165,16 +165,20 @@ class Run:
             Damaged: one is not what was written.
         """
         entries = manifest.read(self.folder)
-        paths = sorted((self.folder / MATRICES).glob(f"{name}-*.npy"))
-        names = [path.relative_to(self.folder).as_posix() for path in paths]
-        if not names:
+        # Those that the manifest vouches for, so that one that is gone is noticed.
+        found = [self.folder / one for one in entries] or (self.folder / MATRICES).glob("*.npy")
+        paths = sorted(path for path in found if path.parent.name == MATRICES and path.name.startswith(f"{name}-"))
+        if not paths:
             raise FileNotFoundError(f"{self.folder} has no matrices of {name!r}: log.matrices keeps them")
-        for one, path in zip(names, paths, strict=True):
-            if not entries:
+        for path in paths:
+            if entries:
+                one = path.relative_to(self.folder).as_posix()
+                yield (
+                    step_of(path),
+                    np.load(io.BytesIO(manifest.vouched(self.folder, one, entries[one])), allow_pickle=False),
+                )
+            else:
                 yield step_of(path), np.load(path, allow_pickle=False)
-            elif one in entries:
-                data = manifest.vouched(self.folder, one, entries[one])
-                yield step_of(path), np.load(io.BytesIO(data), allow_pickle=False)
 
     def _open_rows(self, name: str) -> "xarray.Dataset":
         path = self.folder / name
