@@ -335,13 +335,15 @@ class _Loop:
                 if self.trainer.has_sum_rule:
                     gradient_V = record.stats.total if self.trainer.model.tied_at(step) else record.stats.scoring
                     step_scalars["split/residual"] = float(record.residual) if gradient_V.any() else math.nan
-            evaluation, probe, geometry, matrices = d.due[1:5] if at_start else (None, None, None, None)
-            if not _is_finite((record, probe, geometry)):
+            due = d.due if at_start else Due(None, None, None, None, None, d.due.called)
+            if not _is_finite((record, due.probe, due.geometry)):
                 raise Diverged(f"the gradients or updates are no longer finite at step {step}")
             if record is not None and step == self.schedule.steps:
                 # The run makes no update there: a size would be one that was never applied.
                 record = record._replace(updates=jax.tree.map(lambda v: np.full_like(v, np.nan), record.updates))
-            self.background.submit(self._record, step, step_scalars, record, probe, evaluation, geometry, matrices)
+            self.background.submit(
+                self._record, step, step_scalars, record, due.probe, due.evaluation, due.geometry, due.matrices
+            )
         if d.updates:
             self.progress(d.updates)
         if self.recorder is not None and time.perf_counter() - self.flushed > FLUSH_SECONDS and d.updates:
