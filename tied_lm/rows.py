@@ -29,8 +29,10 @@ def row_norm(table_RxD: Float[Array, "*R D"]) -> Float[Array, "*R"]:
 def row_cosine(a_RxD: Float[Array, "*R D"], b_RxD: Float[Array, "*R D"]) -> Float[Array, "*R"]:
     """Cosine of each pair of rows; 0 where either is 0, so that it is undefined."""
     a_R, b_R = row_norm(a_RxD), row_norm(b_RxD)
-    # Dividing twice, since the product of two tiny norms is 0 in float32.
-    dot_R = jnp.sum(a_RxD / jnp.where(a_R > 0, a_R, 1)[..., None] * b_RxD, axis=-1) / jnp.where(b_R > 0, b_R, 1)
+    # One after the other, since the product of two tiny norms is 0 in float32. The inverse of one is finite, and to
+    # multiply by it takes half of the time of dividing.
+    a_inverse_R, b_inverse_R = (1 / jnp.where(norm_R > 0, norm_R, 1) for norm_R in (a_R, b_R))
+    dot_R = jnp.sum(a_RxD * a_inverse_R[..., None] * b_RxD, axis=-1) * b_inverse_R
     return jnp.where((a_R > 0) & (b_R > 0), jnp.clip(dot_R, -1, 1), 0)
 
 
