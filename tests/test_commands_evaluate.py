@@ -51,7 +51,7 @@ def test_the_last_state_is_evaluated_and_writes(place, here):
         ending = "\n" if "band" in words else " ["
         assert re.search(rf"{words} +{last[tag]:.4f}{re.escape(ending)}", out)
     batch = CONFIG.data.batch_size * CONFIG.data.length
-    assert f"What is predicted ({batch} held-out tokens, p - y over {batch} of them):" in out
+    assert f"What is predicted ({batch} held-out tokens):" in out
     (low,) = re.findall(r"log-sum-exp of the logits, mean, nats +([\d.]+)", out)
     assert float(low) > np.log(20) - 0.1  # of 20 rows, of which none scores much below 0
     assert re.search(r"mean log\(p / f\) in band 4 +-?\d", out)

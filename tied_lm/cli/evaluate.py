@@ -136,8 +136,7 @@ def main(arguments: list[str], stop: threading.Event) -> None:
     ends, starts = ({name: params[name] for name in names} for params in (state.params, fresh.params))
     print(f"\nThe vocabulary matrices:\n{table(geometry_rows(ends, stream.frequencies, starts))}")
     predicted = predictions_of(trainer, state.params, stream, MOST_PREDICTED)
-    sampled = f"{predicted.tokens:,} held-out tokens, p - y over {predicted.column_space_tokens:,} of them"
-    print(f"\nWhat is predicted ({sampled}):\n{table(prediction_rows(predicted))}")
+    print(f"\nWhat is predicted ({predicted.tokens:,} held-out tokens):\n{table(prediction_rows(predicted))}")
 
     with trainer.precision:
         _sample(flags, trainer, state.params, stream, prompt, longest, window)

@@ -7,15 +7,18 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Float64, Int
 
 from tied_lm.bands import bands_of
 from tied_lm.model.arguments import check_ids
 from tied_lm.model.geometry.arrays import AnyArray, by_band, principal_axes, row_vector, rows_of, whitening
-from tied_lm.model.logits import as_it_is_on_cpu, block_count
+from tied_lm.model.logits import as_it_is_on_cpu, block_count, bounded_count, by_device, from_blocks, matmul, to_blocks
+from tied_lm.model.mesh import DATA, ONE_DEVICE, VOCAB, Layout
 
 BINS = 15
-SPACE = 2**25  # entries of p - y that are projected at most
+NOTHING = -200.0  # a logit so far below the largest has an exponential of 0 in float32
 
 
 class Predictions(NamedTuple):
@@ -31,15 +34,26 @@ class Predictions(NamedTuple):
     column_space_share_by_chance: float  # rank / V: that of a gradient in a random direction
     entropy: float
     tokens: int
-    column_space_tokens: int  # that `column_space_share` is over: all, or of many as many as 2**25 / V
 
 
 class TokenStats(NamedTuple):
-    largest: Float[AnyArray, "C"]
-    log_sum: Float[AnyArray, "C"]
-    confidence: Float[AnyArray, "C"]
-    is_right: Bool[AnyArray, "C"]
-    entropy: Float[AnyArray, "C"]
+    """Of each token; those that are not `counted` have no meaning."""
+
+    largest: Float[AnyArray, "N"]  # logit
+    log_sum: Float[AnyArray, "N"]
+    confidence: Float[AnyArray, "N"]
+    is_right: Bool[AnyArray, "N"]
+    entropy: Float[AnyArray, "N"]
+    square: Float[AnyArray, "N"]  # |p - y|^2
+    counted: Bool[AnyArray, "N"]
+
+
+class Seen(NamedTuple):
+    """What the device makes of tokens."""
+
+    tokens: TokenStats
+    probability: Float[AnyArray, "V"]  # summed over the tokens
+    along: Float[AnyArray, "R R"]  # sum over the tokens of a a^T, with a the products of p - y with some directions
 
 
 def measure_predictions(
@@ -50,8 +64,7 @@ def measure_predictions(
     *,
     soft_cap: float | None = None,
 ) -> Predictions:
-    """What is predicted where logits are h S^T, or c tanh(h S^T / c) under a `soft_cap` c. Nothing is sampled but the
-    tokens of `column_space_share`.
+    """What is predicted where logits are h S^T, or c tanh(h S^T / c) under a `soft_cap` c. Nothing is sampled.
 
     log_ratio_by_band: p is the mean probability of a row over the tokens, f its frequency. Below 0 rows are
         under-predicted. Rows of frequency 0 are left out.
@@ -84,96 +97,140 @@ def measure_predictions(
     targets_N, _, _ = check_ids(rows, targets, targets)
     if targets_N.shape != (tokens,):
         raise ValueError(f"targets has shape {targets_N.shape}, and h has {tokens} rows")
-    hidden_NxD, scores_VxD = (jnp.asarray(matrix, jnp.float32) for matrix in (h_NxD, scoring_VxD))
-    block_tokens = -(-tokens // block_count(tokens, rows, width))
-    probability_V, blocks = np.zeros(rows), []
-    for start in range(0, tokens, block_tokens):
-        block = slice(start, start + block_tokens)
-        stats, sum_V = _block(hidden_NxD[block], scores_VxD, targets_N[block], soft_cap)
-        blocks.append(jax.device_get(stats))
-        probability_V += np.asarray(sum_V, np.float64) / tokens
-    basis_VxR = (scoring_VxD @ whitening(*principal_axes(scoring_VxD))).astype(np.float32)
-    judged_J = np.linspace(0, tokens - 1, min(tokens, max(1, SPACE // rows))).astype(int)
-    squares = []
-    for block_C in np.array_split(judged_J, -(-judged_J.size // block_tokens)):
-        squares.append(_squares(hidden_NxD[block_C], scores_VxD, basis_VxR, targets_N[block_C], soft_cap))
-    gradient, inside = np.concatenate(squares, axis=1).astype(np.float64).sum(axis=1)
-    found = TokenStats(*(np.concatenate(values).astype(np.float64) for values in zip(*blocks, strict=True)))
+    basis_VxR = scoring_VxD @ whitening(*principal_axes(scoring_VxD))
+    hidden_NxD, scores_VxD, basis_VxR = (np.asarray(x, np.float32) for x in (h_NxD, scoring_VxD, basis_VxR))
+    blocks = block_count(tokens, rows, width)
+    seen = _look(soft_cap, ONE_DEVICE, blocks, hidden_NxD, scores_VxD, basis_VxR, targets_N, np.ones(tokens, bool))
+    return predictions_of(jax.device_get(seen), frequencies, np.eye(basis_VxR.shape[1]))
+
+
+def predictions_of(
+    seen: Seen, frequencies: Float[AnyArray, "V"] | None, whitening_DxR: Float64[np.ndarray, "D R"]
+) -> Predictions:
+    """Predictions from what a device made of tokens.
+
+    Args:
+        whitening_DxR: what makes an orthonormal basis of the column space of the directions.
+    """
+    counted_N = np.asarray(seen.tokens.counted)
+    found = TokenStats(*(np.asarray(values_N)[counted_N].astype(np.float64) for values_N in seen.tokens))
+    tokens, probability_V = found.counted.size, np.asarray(seen.probability, np.float64)
+    inside = np.sum((np.asarray(seen.along, np.float64) @ whitening_DxR) * whitening_DxR)
     return Predictions(
-        log_ratio_by_band={} if frequencies is None else _log_ratios(probability_V, frequencies),
+        log_ratio_by_band={} if frequencies is None else _log_ratios(probability_V / tokens, frequencies),
         largest_logit_mean=float(found.largest.mean()),
         largest_logit_max=float(found.largest.max()),
         log_sum_exp_mean=float(found.log_sum.mean()),
         log_sum_exp_max=float(found.log_sum.max()),
         calibration_error=_calibration_error(found.confidence, found.is_right),
-        column_space_share=float(inside / (gradient or np.nan)),
-        column_space_share_by_chance=basis_VxR.shape[1] / rows,
+        column_space_share=float(inside / (found.square.sum() or np.nan)),
+        column_space_share_by_chance=whitening_DxR.shape[1] / probability_V.size,
         entropy=float(found.entropy.mean()),
         tokens=tokens,
-        column_space_tokens=judged_J.size,
     )
 
 
-def _products(h_CxD: Float[Array, "C D"], scoring_VxD: Float[Array, "V D"]) -> Float[Array, "C V"]:
-    return jnp.matmul(h_CxD, scoring_VxD.T, precision=jax.lax.Precision.HIGHEST)
-
-
-def _exponentials(
-    products_CxV: Float[Array, "C V"], largest_C: Float[Array, "C"], soft_cap: float | None
-) -> tuple[Float[Array, "C V"], Float[Array, "C"], Float[Array, "C V"]]:
-    """Logits less the largest one, that one, and the exponentials of the former."""
-    if soft_cap is not None:
-        products_CxV, largest_C = (soft_cap * jnp.tanh(x / soft_cap) for x in (products_CxV, largest_C))
-    below_CxV = products_CxV - largest_C[:, None]
-    # Made once, since the sums of it that follow would each make it anew.
-    return below_CxV, largest_C, as_it_is_on_cpu(jnp.exp(below_CxV))
-
-
-@partial(jax.jit, static_argnames="soft_cap")
-def _block(
-    h_CxD: Float[Array, "C D"], scoring_VxD: Float[Array, "V D"], targets_C: Int[Array, "C"], soft_cap: float | None
-) -> tuple[TokenStats, Float[Array, "V"]]:
-    """Statistics of a block of tokens, and the sum of their probabilities."""
-    products_CxV = _products(h_CxD, scoring_VxD)
-    most_C = products_CxV.max(axis=1)
-    of_target_C = jnp.take_along_axis(products_CxV, targets_C[:, None], axis=1)[:, 0]
-    is_before_CxV = (products_CxV == most_C[:, None]) & (jnp.arange(len(scoring_VxD)) < targets_C[:, None])
-    below_CxV, largest_C, exp_CxV = _exponentials(products_CxV, most_C, soft_cap)
-    sum_C = exp_CxV.sum(axis=1)
-    stats = TokenStats(
-        largest=largest_C,
-        log_sum=largest_C + jnp.log(sum_C),
-        confidence=1 / sum_C,
-        is_right=(of_target_C == most_C) & ~jnp.any(is_before_CxV, axis=1),  # the first of the largest
-        entropy=jnp.log(sum_C) - jnp.sum(exp_CxV * below_CxV, axis=1) / sum_C,
-    )
-    return stats, jnp.matmul(1 / sum_C, exp_CxV, precision=jax.lax.Precision.HIGHEST)
-
-
-@partial(jax.jit, static_argnames="soft_cap")
-def _squares(
-    h_CxD: Float[Array, "C D"],
+def look(
+    h_NxD: Float[Array, "N D"],
     scoring_VxD: Float[Array, "V D"],
-    basis_VxR: Float[Array, "V R"],
-    targets_C: Int[Array, "C"],
+    targets_N: Int[Array, "N"],
+    mask_N: Bool[Array, "N"],
+    *,
     soft_cap: float | None,
-) -> Float[Array, "2 C"]:
-    """|p - y|^2 of each token, and the part of it in the column space."""
-    products_CxV = _products(h_CxD, scoring_VxD)
-    _, _, exp_CxV = _exponentials(products_CxV, products_CxV.max(axis=1), soft_cap)
-    is_target_CxV = jnp.arange(len(scoring_VxD)) == targets_C[:, None]
-    # Of p - 1 at the target no digits are lost where p is near 1: it is what the others have.
-    others_CxV = jnp.where(is_target_CxV, 0, exp_CxV)
-    gradient_CxV = jnp.where(is_target_CxV, -others_CxV.sum(axis=1)[:, None], exp_CxV) / exp_CxV.sum(axis=1)[:, None]
-    along_CxR = jnp.matmul(gradient_CxV, basis_VxR, precision=jax.lax.Precision.HIGHEST)
-    return jnp.stack([jnp.sum(gradient_CxV**2, axis=1), jnp.sum(along_CxR**2, axis=1)])
+    block_tokens: int,
+    layout: Layout,
+) -> Seen:
+    """What the device makes of tokens, those where the mask is False left out; the directions are the columns of S.
+
+    Args:
+        block_tokens, layout: as in `vocabulary_loss`.
+    """
+    (tokens, width), rows = h_NxD.shape, scoring_VxD.shape[0]
+    of_tokens, of_rows = PartitionSpec(DATA), PartitionSpec(VOCAB)
+    tokens //= 1 if layout.mesh is None else layout.mesh.shape[DATA]
+    rows //= 1 if layout.mesh is None else layout.mesh.shape[VOCAB]
+    counts = block_count(tokens, rows, width, block_tokens), bounded_count(tokens, rows, block_tokens)
+    compute = layout.share_out(
+        by_device(partial(_look_in_blocks, soft_cap, layout), *counts),
+        (of_tokens, of_rows, of_rows, of_tokens, of_tokens),
+        Seen._make((TokenStats._make([of_tokens] * len(TokenStats._fields)), of_rows, PartitionSpec())),
+    )
+    return compute(h_NxD.astype(jnp.float32), scoring_VxD, scoring_VxD, targets_N, mask_N)
+
+
+def _look_in_blocks(
+    soft_cap: float | None,
+    layout: Layout,
+    blocks: int,
+    h_NxD: Array,
+    scoring_VxD: Array,
+    directions_VxR: Array,
+    targets_N: Array,
+    mask_N: Array,
+) -> Seen:
+    """The same for the tokens and rows that one device has, in so many blocks, with directions of any number."""
+    rows, tokens = len(scoring_VxD), len(h_NxD)
+    ids_V = layout.first_row(rows) + jnp.arange(rows)
+
+    def capped(products: Array) -> Array:
+        return products if soft_cap is None else soft_cap * jnp.tanh(products / soft_cap)
+
+    def add_block(sums: tuple[Array, Array], block: tuple[Array, ...]) -> tuple[tuple[Array, Array], TokenStats]:
+        probability_V, along_RxR = sums
+        h_CxD, targets_C, mask_C = block
+        own_C = layout.own(targets_C, rows)
+        products_CxV = layout.only_rows(matmul(h_CxD, scoring_VxD, (1, 1)))
+        most_C = layout.largest_of_rows(products_CxV.max(axis=1))
+        taken_Cx1 = jnp.take_along_axis(products_CxV, own_C[:, None], axis=1, mode="fill", fill_value=-jnp.inf)
+        of_target_C = layout.largest_of_rows(taken_Cx1[:, 0])
+        is_before_CxV = (products_CxV == most_C[:, None]) & (ids_V < targets_C[:, None])
+        largest_C = capped(most_C)
+        below_CxV = jnp.maximum(layout.only_rows(capped(products_CxV)) - largest_C[:, None], NOTHING)
+        below_target_C = capped(of_target_C) - largest_C
+        # Of p - 1 at the target no digits are lost where p is near 1: it is what the others have. Made once, since the
+        # sums of it that follow would each make it anew.
+        is_other_CxV = jnp.arange(rows) != own_C[:, None]
+        others_CxV = as_it_is_on_cpu(jnp.where(is_other_CxV, jnp.exp(below_CxV), 0))
+        others_C, target_C = layout.sum_of_rows(others_CxV.sum(axis=1)), jnp.exp(below_target_C)
+        sum_C = others_C + target_C
+        scaled_C = layout.sum_of_rows(jnp.sum(others_CxV * below_CxV, axis=1)) + target_C * below_target_C
+        square_C = layout.sum_of_rows(jnp.sum(others_CxV**2, axis=1)) + others_C**2
+        stats = TokenStats(
+            largest=largest_C,
+            log_sum=largest_C + jnp.log(sum_C),
+            confidence=1 / sum_C,
+            # The first of the largest.
+            is_right=(of_target_C == most_C) & ~layout.any_of_rows(jnp.any(is_before_CxV, axis=1)),
+            entropy=jnp.log(sum_C) - scaled_C / sum_C,
+            square=square_C / sum_C**2,
+            counted=mask_C,
+        )
+        weight_C = mask_C / sum_C
+        probability_V += matmul(weight_C, others_CxV, (0, 0))
+        probability_V = probability_V.at[own_C].add(weight_C * target_C, mode="drop")
+        of_targets_CxR = others_C[:, None] * layout.rows_at(directions_VxR, targets_C)
+        along_CxR = layout.sum_of_rows(matmul(others_CxV, directions_VxR) - of_targets_CxR) * weight_C[:, None]
+        return (probability_V, along_RxR + matmul(along_CxR, along_CxR, (0, 0))), stats
+
+    zeros = jnp.zeros(rows), jnp.zeros(2 * directions_VxR.shape[1:])
+    in_blocks = to_blocks(h_NxD, blocks), to_blocks(targets_N, blocks), to_blocks(mask_N, blocks)
+    (probability_V, along_RxR), stats = lax.scan(add_block, zeros, in_blocks)
+    return Seen(
+        jax.tree.map(lambda values_BxC: from_blocks(values_BxC, tokens), stats),
+        layout.sum_of_tokens(probability_V),
+        layout.sum_of_tokens(along_RxR),
+    )
+
+
+_look = jax.jit(_look_in_blocks, static_argnums=(0, 1, 2))
 
 
 def _log_ratios(probability_V: Float64[np.ndarray, "V"], frequencies: Float[AnyArray, "V"]) -> dict[str, float]:
     frequency_V = row_vector("frequencies", frequencies, probability_V.size)
     frequency_V = frequency_V / frequency_V.sum()
     seen = frequency_V > 0
-    return by_band(np.log(probability_V[seen] / frequency_V[seen]), bands_of(frequency_V)[seen])
+    with np.errstate(divide="ignore"):  # a probability that is 0 in float32
+        return by_band(np.log(probability_V[seen] / frequency_V[seen]), bands_of(frequency_V)[seen])
 
 
 def _calibration_error(confidence_N: Float[AnyArray, "N"], is_right_N: Float[AnyArray, "N"]) -> float:
