@@ -73,6 +73,7 @@ def test_dimensions_coordinates_and_what_all_of_it_is(data):
 
 
 def test_the_values_are_those_of_the_files(data, place):
+    assert len({path.stat().st_ino for path in place.glob("*/seed*/*.zarr/token/zarr.json")}) == 1  # of all runs
     for arm, seed in [("tied", 3), ("untied", 4), ("late", 4)]:
         here = data.sel(arm=arm, seed=seed)
         lines = lines_of(place, arm, seed)

@@ -10,6 +10,7 @@ from tied_lm.config import Config, folder
 from tied_lm.files import read_json, write_json
 from tied_lm.record.reader import Run, Shelf, check_logs, open_run
 from tied_lm.record.scalars import is_finished
+from tied_lm.record.shared import share
 from tied_lm.study.board import write_board
 from tied_lm.study.plan import Plan
 from tied_lm.study.provenance import recorded
@@ -101,6 +102,7 @@ def complete(
         write_json(place / folder.CONFIG, plan.values)
         with recorded(place):
             diverged = _train(place, plan, stop, start)
+            share(run_folder(place, name, config) for name, config in plan.comparison.runs())
             before = read_summary(place) if (place / SUMMARY).exists() else None
             shelf, runs = Shelf(), dict[str, list[Run]]()
             for name, config in plan.comparison.runs():
