@@ -35,6 +35,15 @@ class Body(nn.Module):
         """
 
 
+class Dense(nn.Dense):
+    """Flax's layer, given all tokens along one axis. If they have several, XLA:CPU makes a transposed copy of what is
+    summed over them for the kernel's gradient, and fuses everything elementwise before it into that slow order."""
+
+    def __call__(self, inputs: Float[Array, "*N D"]) -> Float[Array, "*N E"]:
+        out_NxE = super().__call__(inputs.reshape(-1, inputs.shape[-1]))
+        return out_NxE.reshape(*inputs.shape[:-1], self.features)
+
+
 class Mlp(Body):
     """Blocks with one hidden layer at each position, each added to its input: h = x + B gelu(A x)."""
 
@@ -47,8 +56,8 @@ class Mlp(Body):
         for i in range(self.depth):
             suffix = f"_{i}" if i else ""
             width = self.width or self.default_width * features
-            hidden = nn.gelu(nn.Dense(width, dtype=self.compute_dtype, name="up" + suffix)(x))
-            x = x + nn.Dense(features, dtype=self.compute_dtype, name="down" + suffix)(hidden)
+            hidden = nn.gelu(Dense(width, dtype=self.compute_dtype, name="up" + suffix)(x))
+            x = x + Dense(features, dtype=self.compute_dtype, name="down" + suffix)(hidden)
         return x
 
 
@@ -115,14 +124,14 @@ class Lstm(Body):
             name = f"layer_{i}"
             start = self.get_variable("carry", name, (zeros, zeros)) if self.stateful else (zeros, zeros)
             h = nn.Dropout(self.dropout, deterministic=not train)(h)
-            gates = nn.Dense(4 * width, dtype=self.compute_dtype, bias_init=_forget_bias, name=f"input_{i}")(h)
+            gates = Dense(4 * width, dtype=self.compute_dtype, bias_init=_forget_bias, name=f"input_{i}")(h)
             layer = nn.RNN(LstmCell(width, self.compute_dtype, name=name), return_carry=True)
             end, h = layer(gates.astype(jnp.float32), initial_carry=start)
             if self.stateful and self.is_mutable_collection("carry"):
                 self.put_variable("carry", name, start if self.is_initializing() else end)
         h = nn.Dropout(self.dropout, deterministic=not train)(h)
         if width != features:
-            h = nn.Dense(features, False, self.compute_dtype, name="projection")(h).astype(jnp.float32)
+            h = Dense(features, False, self.compute_dtype, name="projection")(h).astype(jnp.float32)
         return h.reshape(x.shape)
 
 
@@ -151,8 +160,8 @@ class TransformerBlock(nn.Module):
         features = x.shape[-1]
         zeros, lecun = nn.initializers.zeros, nn.initializers.lecun_normal()
 
-        def dense(width: int, name: str, kernel_init: nn.initializers.Initializer) -> nn.Dense:
-            return nn.Dense(width, False, self.compute_dtype, kernel_init=kernel_init, name=name)
+        def dense(width: int, name: str, kernel_init: nn.initializers.Initializer) -> Dense:
+            return Dense(width, False, self.compute_dtype, kernel_init=kernel_init, name=name)
 
         def dropped(h: Float[Array, "B L D"]) -> Float[Array, "B L D"]:
             return nn.Dropout(self.dropout, deterministic=False)(h)
