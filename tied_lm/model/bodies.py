@@ -35,13 +35,10 @@ class Body(nn.Module):
         """
 
 
-class Dense(nn.Dense):
-    """Flax's layer, given all tokens along one axis. If they have several, XLA:CPU makes a transposed copy of what is
-    summed over them for the kernel's gradient, and fuses everything elementwise before it into that slow order."""
-
-    def __call__(self, inputs: Float[Array, "*N D"]) -> Float[Array, "*N E"]:
-        out_NxE = super().__call__(inputs.reshape(-1, inputs.shape[-1]))
-        return out_NxE.reshape(*inputs.shape[:-1], self.features)
+def by_token(layer: nn.Dense, x: Float[Array, "*N D"]) -> Float[Array, "*N E"]:
+    """What a layer makes of tokens, which it is given along one axis: if they have several, XLA:CPU makes a transposed
+    copy of what is summed over them for the kernel's gradient, and fuses all that is elementwise before it into it."""
+    return layer(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], layer.features)
 
 
 class Mlp(Body):
@@ -56,8 +53,8 @@ class Mlp(Body):
         for i in range(self.depth):
             suffix = f"_{i}" if i else ""
             width = self.width or self.default_width * features
-            hidden = nn.gelu(Dense(width, dtype=self.compute_dtype, name="up" + suffix)(x))
-            x = x + Dense(features, dtype=self.compute_dtype, name="down" + suffix)(hidden)
+            hidden = nn.gelu(by_token(nn.Dense(width, dtype=self.compute_dtype, name="up" + suffix), x))
+            x = x + by_token(nn.Dense(features, dtype=self.compute_dtype, name="down" + suffix), hidden)
         return x
 
 
@@ -124,14 +121,15 @@ class Lstm(Body):
             name = f"layer_{i}"
             start = self.get_variable("carry", name, (zeros, zeros)) if self.stateful else (zeros, zeros)
             h = nn.Dropout(self.dropout, deterministic=not train)(h)
-            gates = Dense(4 * width, dtype=self.compute_dtype, bias_init=_forget_bias, name=f"input_{i}")(h)
+            inputs = nn.Dense(4 * width, dtype=self.compute_dtype, bias_init=_forget_bias, name=f"input_{i}")
+            gates = by_token(inputs, h)
             layer = nn.RNN(LstmCell(width, self.compute_dtype, name=name), return_carry=True)
             end, h = layer(gates.astype(jnp.float32), initial_carry=start)
             if self.stateful and self.is_mutable_collection("carry"):
                 self.put_variable("carry", name, start if self.is_initializing() else end)
         h = nn.Dropout(self.dropout, deterministic=not train)(h)
         if width != features:
-            h = Dense(features, False, self.compute_dtype, name="projection")(h).astype(jnp.float32)
+            h = by_token(nn.Dense(features, False, self.compute_dtype, name="projection"), h).astype(jnp.float32)
         return h.reshape(x.shape)
 
 
@@ -160,22 +158,22 @@ class TransformerBlock(nn.Module):
         features = x.shape[-1]
         zeros, lecun = nn.initializers.zeros, nn.initializers.lecun_normal()
 
-        def dense(width: int, name: str, kernel_init: nn.initializers.Initializer) -> Dense:
-            return Dense(width, False, self.compute_dtype, kernel_init=kernel_init, name=name)
+        def dense(x: Float[Array, "B L D"], width: int, name: str, start: nn.initializers.Initializer) -> Array:
+            return by_token(nn.Dense(width, False, self.compute_dtype, kernel_init=start, name=name), x)
 
         def dropped(h: Float[Array, "B L D"]) -> Float[Array, "B L D"]:
             return nn.Dropout(self.dropout, deterministic=False)(h)
 
         normed = nn.RMSNorm(name="attention_norm")(x)
         query, key, value = (
-            dense(features, name, lecun)(normed).reshape(*x.shape[:2], self.heads, -1)
+            dense(normed, features, name, lecun).reshape(*x.shape[:2], self.heads, -1)
             for name in ("query", "key", "value")
         )
         query, key = (rotate(a).astype(self.compute_dtype) for a in (query, key))
         attended = jax.nn.dot_product_attention(query, key, value, is_causal=True).reshape(x.shape)
-        x = x + dropped(dense(features, "out", zeros)(attended))
-        hidden = nn.gelu(dense(self.width, "up", lecun)(nn.RMSNorm(name="feed_forward_norm")(x)))
-        return x + dropped(dense(features, "down", zeros)(hidden))
+        x = x + dropped(dense(attended, features, "out", zeros))
+        hidden = nn.gelu(dense(nn.RMSNorm(name="feed_forward_norm")(x), self.width, "up", lecun))
+        return x + dropped(dense(hidden, features, "down", zeros))
 
 
 class Transformer(Body):
