@@ -1,6 +1,7 @@
 """What two processes with two devices each train together, and what one process with four does; see `test_processes`.
 
-Called with a folder, and in each of the two with the address of the first and its own number.
+Called with a folder, and in each of the two with the address of the first and its own number; once more, it goes on
+with what the kill of one left.
 """
 
 import os
@@ -14,7 +15,7 @@ from tests import tiny
 from tied_lm.cli import command, compare
 from tied_lm.study import picture
 from tied_lm.study.plan import Arm
-from tied_lm.train import loop
+from tied_lm.train import checkpoint, loop
 from tied_lm.train.build import build_mesh, build_stream
 
 # Of 21 rows each device has 11, one of them padding.
@@ -22,15 +23,15 @@ FIELDS = [*tiny.FIELDS, "data.vocab_size=21", "data.batch_size=4", "optimizer.le
 MESH = ["mesh.data=2", "mesh.vocab=2"]
 
 
-def train(place, config, stop=None, at_ten=lambda: None, each=lambda: None):
+def train(place, config, stop=None, then=lambda: None, each=lambda: None, at=10):
     done = 0
 
     def progress(updates):
         nonlocal done
         before, done = done, done + updates
         each()
-        if before < 10 <= done:
-            at_ten()
+        if before < at <= done:
+            then()
 
     stream = build_stream(config)
     trainer = Arm.of(config, stream, build_mesh(config)).trainer
@@ -58,6 +59,12 @@ def together(folder, coordinator, process, stop):
 
     toy, text = configs(folder / process)
     is_second = process == "1"
+    if (folder / "killed").exists():
+        train(folder / "killed", toy)
+        if is_second:  # it alone sees damage
+            manager = checkpoint._manager
+            checkpoint._manager = lambda place, *more, **options: manager(place.with_name("cut"), *more, **options)
+        train(folder / "damaged", toy)
     train(folder / "text", text, each=lambda: time.sleep(0.05 * is_second))
     train(folder / "begun by one", toy)
     loop.DISPATCH_SECONDS = 0.0  # one update in each
@@ -67,7 +74,7 @@ def together(folder, coordinator, process, stop):
     except loop.Interrupted as interrupted:
         print(interrupted, file=sys.stderr)
     train(folder / "stopped", toy)
-    train(folder / "killed", toy, None, lambda: is_second and os.kill(os.getpid(), signal.SIGKILL))
+    train(folder / "killed", toy, None, lambda: is_second and os.kill(os.getpid(), signal.SIGKILL), at=20)
 
 
 if __name__ == "__main__":

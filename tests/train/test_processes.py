@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -42,6 +43,11 @@ def free_port():
         return one.getsockname()[1]
 
 
+def start_pair(folder):
+    address = f"127.0.0.1:{free_port()}"
+    return [start(2, folder, address, process) for process in "01"]
+
+
 def assert_same_bits(a, b, config):
     assert tiny.metrics(a) == tiny.metrics(b)
     for name in ("rows.zarr", "probe.zarr", "heldout.zarr"):
@@ -66,11 +72,11 @@ def test_two_processes_do_what_one_does(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "DISPATCH_SECONDS", 0.0)
     with pytest.raises(Interrupted):
         tiny.train(tmp_path / "begun by one", here, 20)
+    shutil.copytree(tmp_path / "begun by one", tmp_path / "damaged")
 
     for process in "01":
         (tmp_path / process).mkdir()
-    address = f"127.0.0.1:{free_port()}"
-    pair = [start(2, tmp_path, address, process) for process in "01"]
+    pair = start_pair(tmp_path)
     alone = start(4, tmp_path)
     said = [process.communicate(timeout=400) for process in (*pair, alone)]
     assert alone.returncode == 0, said[2]
@@ -91,8 +97,23 @@ def test_two_processes_do_what_one_does(tmp_path, monkeypatch):
     assert "Gloo" not in out + err
     assert said[1][0] == ""
     assert re.fullmatch(r"stopped after \d+ updates, all of them saved\n", said[1][1])
-    tiny.train(tmp_path / "killed", here)
-    assert_near(tmp_path / "killed", tmp_path / "alone" / "toy")
+
+    # It goes on in one process, and in two, where a checkpoint that one alone cannot read ends both with the same line.
+    assert (tmp_path / "killed" / "checkpoints" / "9").exists()
+    shutil.copytree(tmp_path / "killed", tmp_path / "by one")
+    saved = tmp_path / "damaged" / "checkpoints"
+    shutil.copytree(saved, saved.with_name("cut"))
+    newest = max(saved.iterdir(), key=lambda path: int(path.name))
+    for path in (tmp_path / "damaged" / "cut" / newest.name / "state").rglob("d/*"):
+        path.write_bytes(path.read_bytes()[:-9])
+    pair = start_pair(tmp_path)
+    tiny.train(tmp_path / "by one", here)
+    assert_near(tmp_path / "by one", tmp_path / "alone" / "toy")
+    errors = [process.communicate(timeout=200)[1].splitlines()[-1] for process in pair]
+    assert_same_bits(tmp_path / "killed", tmp_path / "alone" / "toy", toy)
+    assert [process.returncode for process in pair] == [1, 1]
+    assert re.fullmatch(f"error: the checkpoint {newest} is damaged .*; remove that folder to continue .*", errors[0])
+    assert errors[1] == errors[0]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ import hashlib
 import logging
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,18 @@ from tied_lm.checks import ConfigError, choose
 from tied_lm.config import differing_fields
 from tied_lm.files import Damaged, refused
 from tied_lm.train.digest import digests
+from tied_lm.train.processes import several, what_any_says
 from tied_lm.train.step import TrainState
 
 METRIC = "loss/eval"
+Found = tuple[TrainState, Any]  # and the digests that it is to have
 
 
 def _of_old(state: TrainState, kept: TrainState) -> str:
     """SHA-256 of all values, which older versions kept instead of `digests`."""
     sha = hashlib.sha256()
+    if not all(leaf.is_fully_addressable or leaf.is_fully_replicated for leaf in jax.tree.leaves(state)):
+        raise ConfigError("mesh.distributed", True, "False up to the next checkpoint: this one is of an older version")
     for (path, leaf), shape in zip(jax.tree_util.tree_leaves_with_path(state), jax.tree.leaves(kept), strict=True):
         array = np.asarray(leaf)[tuple(map(slice, shape.shape))]
         sha.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
@@ -83,6 +88,34 @@ def _alone() -> ocp.options.MultiprocessingOptions:
     return ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own})
 
 
+def _manager(folder: Path, keep: int, read_only: bool) -> ocp.CheckpointManager:
+    """Of the checkpoints in a folder; all processes do each of its calls, but if it only reads.
+
+    Raises:
+        Damaged: one has unreadable metrics.
+    """
+    best = policies.BestN(
+        get_metric_fn=lambda metrics: metrics[METRIC], reverse=True, n=1, keep_checkpoints_without_metrics=False
+    )
+    options = ocp.CheckpointManagerOptions(
+        preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), best]),
+        best_fn=lambda metrics: metrics[METRIC],
+        best_mode="min",
+        cleanup_tmp_directories=not read_only,
+        create=not read_only,
+        read_only=read_only,
+        save_interval_steps=0 if read_only else 1,
+        multiprocessing_options=_alone() if read_only else ocp.options.MultiprocessingOptions(),
+    )
+    try:
+        return ocp.CheckpointManager(folder, options=options)
+    except ValueError as error:  # of JSON or UTF-8: Orbax reads the metrics of every checkpoint
+        raise Damaged(
+            f"a checkpoint in {folder} has unreadable metrics ({_reason(error)}); "
+            "remove the run's folder to start again"
+        ) from error
+
+
 class Checkpoints:
     """The checkpoints of one run: the newest `keep`, and the one with the lowest held-out loss."""
 
@@ -95,26 +128,9 @@ class Checkpoints:
         """
         logging.getLogger("absl").addFilter(_needs_attention)
         self.folder = folder.absolute()
-        best = policies.BestN(
-            get_metric_fn=lambda metrics: metrics[METRIC], reverse=True, n=1, keep_checkpoints_without_metrics=False
-        )
-        options = ocp.CheckpointManagerOptions(
-            preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), best]),
-            best_fn=lambda metrics: metrics[METRIC],
-            best_mode="min",
-            cleanup_tmp_directories=not read_only,
-            create=not read_only,
-            read_only=read_only,
-            save_interval_steps=0 if read_only else 1,
-            multiprocessing_options=_alone() if read_only else ocp.options.MultiprocessingOptions(),
-        )
-        try:
-            self.manager = ocp.CheckpointManager(self.folder, options=options)
-        except ValueError as error:  # of JSON or UTF-8: Orbax reads the metrics of every checkpoint
-            raise Damaged(
-                f"a checkpoint in {self.folder} has unreadable metrics ({_reason(error)}); "
-                "remove the run's folder to start again"
-            ) from error
+        self.manager = _manager(self.folder, keep, read_only)
+        # What one process fails to read it tells the others itself: they would wait for it in Orbax.
+        self.reads_alone = read_only or not several()
 
     def save(
         self, state: TrainState, config: dict[str, Any], loss: float | None, kept: TrainState | None = None
@@ -191,10 +207,44 @@ class Checkpoints:
             if older
             else "remove the run's folder to start again"
         )
-        reason = None
+        read = partial(self._read, place, remedy, like, config, kept)
+        state, expected = read(self.manager) if self.reads_alone else self._in_all(read)
+        types = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(state)]
+        if types != [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(like)] or expected != (
+            digests(state, kept) if isinstance(expected, dict) else _of_old(state, kept)
+        ):
+            raise Damaged(f"the checkpoint {place} is damaged (its values are not those that were saved); {remedy}")
+        if _is_spread(like):
+            return state
+        # As a new state is: not committed to a device, or each program would be compiled for it once more.
+        return jax.tree.map(jnp.asarray, jax.device_get(state))
+
+    def _in_all(self, read: Callable[[ocp.CheckpointManager], Found]) -> Found:
+        """What each of several processes reads; what one of them cannot read is an error in all."""
+        failed: ConfigError | Damaged | None = None
+        try:
+            with contextlib.closing(_manager(self.folder, 1, read_only=True)) as manager:
+                found = read(manager)
+        except (ConfigError, Damaged) as error:
+            failed = error
+        said = what_any_says(str(failed or ""))
+        if failed or said:
+            raise failed or Damaged(said)
+        return found
+
+    def _read(
+        self,
+        place: Path,
+        remedy: str,
+        like: TrainState,
+        config: Mapping[str, Any] | None,
+        kept: TrainState,
+        manager: ocp.CheckpointManager,
+    ) -> Found:
+        step, reason = int(place.name), None
         with _unheard():
             try:
-                about = self.manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore()))["about"]
+                about = manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore()))["about"]
                 if config is not None:
                     self._compare(step, config, about["config"])
                 expected = about["digests"] if "digests" in about else about["sha256"]
@@ -206,7 +256,7 @@ class Checkpoints:
                     )
                 # Not strict, Orbax cuts rows, or adds zeros; what is V then is seen by the digests.
                 how = ocp.args.StandardRestore(like, strict=same_rows)
-                state = self.manager.restore(step, args=ocp.args.Composite(state=how))["state"]
+                state = manager.restore(step, args=ocp.args.Composite(state=how))["state"]
             except (ConfigError, Damaged):
                 raise
             except Exception as error:  # Orbax raises bare exceptions for truncated files
@@ -215,15 +265,7 @@ class Checkpoints:
                 _drop()
         if reason:
             raise Damaged(f"the checkpoint {place} is damaged ({reason}); {remedy}")
-        types = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(state)]
-        if types != [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(like)] or expected != (
-            digests(state, kept) if isinstance(expected, dict) else _of_old(state, kept)
-        ):
-            raise Damaged(f"the checkpoint {place} is damaged (its values are not those that were saved); {remedy}")
-        if _is_spread(like):
-            return state
-        # As a new state is: not committed to a device, or each program would be compiled for it once more.
-        return jax.tree.map(jnp.asarray, jax.device_get(state))
+        return state, expected
 
     def _compare(self, step: int, config: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
         differences = differing_fields(config, saved)

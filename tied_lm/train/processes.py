@@ -14,6 +14,7 @@ from jaxtyping import Array, Int
 T = TypeVar("T")
 
 HEARTBEAT_SECONDS = 30  # a process of which the first has heard nothing for so long is taken for dead
+MOST_SAID = 4096  # bytes
 WAITING_SECONDS = 24 * 3600  # for the first process, which at the end writes pages and summaries alone
 
 
@@ -67,6 +68,17 @@ def is_same_in_all(digest: bytes) -> bool:
         return True
     digests = np.asarray(multihost_utils.process_allgather(np.frombuffer(digest, np.uint8)))
     return bool((digests == digests[0]).all())
+
+
+def what_any_says(text: str) -> str:
+    """What the first of the processes that have something to say says; "" where none has. All wait for all."""
+    if not several():
+        return text
+    data = np.zeros(MOST_SAID, np.uint8)
+    said = text.encode()[:MOST_SAID]
+    data[: len(said)] = np.frombuffer(said, np.uint8)
+    texts = np.asarray(multihost_utils.process_allgather(data), np.uint8)
+    return next((bytes(one).rstrip(b"\0").decode(errors="replace") for one in texts if one.any()), "")
 
 
 @jax.jit
