@@ -17,10 +17,12 @@ def lowered(trainer, stream, platform):
     """The programs of a run for a platform, as text."""
     state = jax.eval_shape(trainer.init, 0)
     inputs = stream, np.int32(1), tiny.slots(trainer, []), True
+    _, scored = jax.eval_shape(evaluation.probe, trainer, state.params, stream, 64)
     for traced in (
         Trainer._advance.trace(trainer, trainer.values, state, *inputs),
         evaluation.evaluate.trace(trainer, state.params, stream, 64),
         evaluation.probe.trace(trainer, state.params, stream, 64),
+        evaluation._predict.trace(trainer.model.logit_cap, 0, trainer.model.layout, scored),
     ):
         yield traced.lower(lowering_platforms=(platform,)).as_text()
 

@@ -187,8 +187,9 @@ def test_updates_evaluation_and_probe(index):
             trainer.init(np.uint32(0)), stream, np.int32(3), tiny.slots(trainer, [1, 2]), True
         )
         evaluated = evaluation.evaluate(trainer, state.params, stream, 90)
-        probed = evaluation.probe(trainer, state.params, stream, 90)
-        return jax.device_get((trainer.to_host(state), records, evaluated, probed))
+        probed, scored = evaluation.probe(trainer, state.params, stream, 88)  # so many for each device of any mesh
+        predicted = evaluation.predict(trainer, scored)
+        return jax.device_get((trainer.to_host(state), records, evaluated, probed, predicted))
 
     mesh = Mesh(*shape, "sharded" if index > 3 else "replicated")
     one, many = results(config), results(dataclasses.replace(config, mesh=mesh))
@@ -334,7 +335,7 @@ def test_a_run(shape, fields, tmp_path, make_config, monkeypatch):
         for (step, matrix), (at, expected) in zip(run.matrices("embedding"), true.matrices("embedding"), strict=True):
             assert_allclose(matrix, expected, rtol=0, atol=1e-4, err_msg=str(at))
             assert step == at
-        for tag in (tag for tag in true.tags() if tag.startswith("geometry/")):
+        for tag in (tag for tag in true.tags() if tag.startswith(("geometry/", "predictions/"))):
             assert_allclose(list(run.scalars(tag).values()), list(true.scalars(tag).values()), atol=2e-3, err_msg=tag)
 
 

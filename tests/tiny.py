@@ -47,6 +47,7 @@ LETTERS = bytes(range(65, 91)) * 8
 ROW_STEPS = [0, 1, 2, 4, 8, 16, 24, 32, 39]
 EVALUATION_STEPS = [0, 6, 12, 18, 24, 30, 36, 39]
 SCALAR_STEPS = [0, 5, 10, 15, 20, 25, 30, 35, 39]
+SHOWN_PREDICTIONS = [f"predictions/{field}" for field in ("calibration_error", "column_space_share")]
 PROBE_STEPS = [0, 1, 2, 3, 4, 6, 9, 13, 19, 27, 39]
 
 # These draw dropout masks, or carry a state.
@@ -210,16 +211,20 @@ def board_tag(tag: str, strings: Mapping[str, str] = {}) -> str:
         return f"rows_followed/{name} {strings[name]}/{field}" if name in strings else f"rows_followed/{name}/{field}"
     if tag.startswith("geometry/"):
         return f"rows_{tag}"
+    if tag.startswith("predictions/"):
+        return f"probe_{tag}"
     batch = tag.startswith(("grad_norm/", "split/", "band/", "rows_zero/", "rows_nonfinite", "optimizer/"))
     return f"single_batch/{tag}" if batch else tag
 
 
 def is_aside(tag: str) -> bool:
     """Whether metrics.jsonl alone keeps a scalar: norms of a single batch, where the probe has the same with less
-    noise, and of the geometry what is not among the few that say most."""
+    noise, and of geometry and predictions what is not among the few that say most."""
     parts = tag.removeprefix("hypothetical/").split("/")
     if parts[0] == "geometry":
         return "band" in parts or parts[-1] in ("participation_ratio", "isotropy", "distance_to_start")
+    if parts[0] == "predictions":
+        return tag not in SHOWN_PREDICTIONS
     return parts[0] == "token" or (parts[0] == "band" and parts[-1] not in ("loss", "share", "cosine"))
 
 

@@ -52,7 +52,7 @@ def expected_scalars(tied):
     names = [f"probe/token/{token}/{name}" for token in STRINGS for name in (*PARTS, "share", "cosine")]
     tags |= dict.fromkeys(names, tiny.PROBE_STEPS)
     tags["probe/tokens"] = tiny.PROBE_STEPS
-    tags |= dict.fromkeys(geometry_tags(tied), tiny.PROBE_STEPS)
+    tags |= dict.fromkeys([*geometry_tags(tied), *tiny.SHOWN_PREDICTIONS], tiny.PROBE_STEPS)
     if tied:
         return tags
     return {hypothetical(tag): steps for tag, steps in tags.items()}
@@ -194,7 +194,8 @@ def test_every_card_says_what_it_shows(run):
     assert all(about.values())
     groups = list(dict.fromkeys(tag.partition("/")[0] for tag in sorted(about)))
     last = [] if tying == "tied" else ["untied_hypothetical"]
-    assert groups == ["loss", "probe", "rows", "rows_followed", "rows_geometry", "single_batch", "time", *last]
+    rows = ["rows", "rows_followed", "rows_geometry"]
+    assert groups == ["loss", "probe", "probe_predictions", *rows, "single_batch", "time", *last]
     norm = "L2 norm of the gradient that comes from looking up, nats / parameter"
     assert about["probe/band/3/lookup"].startswith(f"{norm}; rows of band 3 (0: most frequent); over the probe")
     assert about["single_batch/split/residual"].endswith("In Python: `open_run(...).scalars('split/residual')`")

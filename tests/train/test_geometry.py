@@ -65,3 +65,35 @@ def test_of_many_rows_a_sample_is_measured_and_bands_have_their_own():
     assert found["geometry/embedding/effective_rank"] == pytest.approx(exact.effective_rank, rel=0.02)
     assert found["geometry/embedding/band/4/mean_cosine"] == pytest.approx(exact.mean_cosine_by_band["4"], abs=0.02)
     assert found["geometry/embedding/cosine_to_start"] == pytest.approx(1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fields",
+    [
+        ("model.tying=untied", "model.body=transformer", "body.heads=2"),
+        ("model.tying=soft_cap", "scheme.soft_cap=2", "data.batch_size=16"),  # the tokens are fewer than one batch
+        ("model.tying=factorised", "scheme.factor_features=3", "model.block_tokens=4"),
+    ],
+)
+def test_a_run_tells_what_is_predicted(fields, tmp_path):
+    config = tiny.make_config("log.probe_tokens=19", *fields)
+    tiny.train(tmp_path / "run", config)
+    run, stream, trainer = open_run(tmp_path / "run"), build_stream(config), tiny.trainer_of(config)
+    states, size = tiny.trajectory(config), config.data.batch_size * config.data.length
+    for step in (0, 9, 39):
+        found = {"h": [], "targets": []}
+        for index in range(-(-19 // size)):
+            batch = stream.heldout(index)
+            variables = {"params": states[step].params}
+            (h, scoring), _ = trainer.model.apply(variables, batch.inputs, method="hidden", mutable=["carry"])
+            found["h"].extend(np.asarray(h, np.float32).reshape(size, -1))
+            found["targets"].extend(np.asarray(batch.targets).ravel())
+        h, targets = np.array(found["h"][:19]), np.array(found["targets"][:19])
+        cap = trainer.model.logit_cap
+        expected = geometry.measure_predictions(h, scoring, targets, stream.frequencies, soft_cap=cap)._asdict()
+        bands = expected.pop("log_ratio_by_band")
+        expected |= {f"band/{band}/log_ratio": value for band, value in bands.items()}
+        told = {tag: run.scalars(f"predictions/{tag}")[step] for tag in expected}
+        assert told == pytest.approx(expected, rel=2e-4, abs=2e-5)
+    assert {*run.scalars("predictions/entropy")} == {*tiny.PROBE_STEPS}

@@ -124,7 +124,7 @@ def test_held_out_scalars_are_those_of_their_step(whole):
         assert run.scalars("band/0/loss")[step] == pytest.approx(float(band), rel=1e-5)
     with run.probe as probe:
         for step in tiny.PROBE_STEPS:
-            expected = evaluation.probe(trainer, states[step].params, stream, 17).stats.lookup
+            expected = evaluation.probe(trainer, states[step].params, stream, 17)[0].stats.lookup
             np.testing.assert_allclose(probe.lookup.sel(step=step), expected, rtol=1e-5, atol=1e-8)
 
 
@@ -174,7 +174,8 @@ def test_scarce_text_is_used_as_far_as_it_goes(tmp_path):
     assert run.scalars("loss/eval")[39] < run.scalars("loss/eval")[0]
     assert set(run.scalars("probe/tokens").values()) == {20.0}
     trainer, stream = tiny.trainer_of(config), build_stream(config)
-    expected = evaluation.probe(trainer, trainer.init(np.uint32(0)).params, stream.heldout_ahead(23), 20).stats
+    params = trainer.init(np.uint32(0)).params
+    expected = evaluation.probe(trainer, params, stream.heldout_ahead(23), 20)[0].stats
     with run.probe as probe:
         np.testing.assert_array_equal(probe.scoring.sel(step=0), expected.scoring)
     # Letters of the held-out text lie in all bands, and ids that are no letters in none.

@@ -249,7 +249,7 @@ def test_nothing_is_compiled_after_the_first_run(tmp_path, monkeypatch):
 def test_the_probe_is_the_split_of_all_its_tokens_at_once(name, tokens):
     arm = tiny.make_config(*ARMS[name])
     params = tiny.trajectory(arm)[20].params
-    probe = evaluation.probe(tiny.trainer_of(arm), params, build_stream(arm), tokens)
+    probe, _ = evaluation.probe(tiny.trainer_of(arm), params, build_stream(arm), tokens)
     inputs, targets = heldout_tokens(arm, tokens)
     split = _split_gradients(build_model(arm), params, inputs, targets)
     assert int(probe.tokens) == tokens
@@ -314,7 +314,7 @@ def test_scarce_text_is_evaluated_as_far_as_it_goes(tmp_path):
     logp = log_softmax(table[heldout[:-1]] @ table.T)
     assert int(np.sum(result.tokens)) == 20
     assert float(np.sum(result.nll)) == pytest.approx(-np.sum(logp[np.arange(20), heldout[1:]]), rel=1e-5)
-    probe = evaluation.probe(trainer, params, heldout_windows, 20)
+    probe, _ = evaluation.probe(trainer, params, heldout_windows, 20)
     assert int(probe.tokens) == 20
     np.testing.assert_array_equal(probe.stats.target_count, np.bincount(heldout[1:], minlength=100))
 

@@ -151,5 +151,5 @@ def test_the_probe_starts_from_a_warm_state_and_carries_it(tmp_path):
         found, carry = [*found, tables(b).expected - tables(b).data], b.carry
     expected = np.linalg.norm(np.mean(found, axis=0), axis=-1)
     np.testing.assert_allclose(
-        evaluation.probe(trainer, params, heldout, 80).stats.scoring, expected, rtol=1e-4, atol=1e-7
+        evaluation.probe(trainer, params, heldout, 80)[0].stats.scoring, expected, rtol=1e-4, atol=1e-7
     )

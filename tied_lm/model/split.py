@@ -34,6 +34,7 @@ class Backward(NamedTuple):
     inputs: Int[Array, "N"]
     mask: Bool[Array, "N"]
     lookup: Float[Array, "N R"]  # what each position asks of the row that it looked up
+    matrix: Float[Array, "V R"]  # whose rows score
     scoring: ScoringGradient
     others: tuple[Params, Params]  # gradients of the scheme's other parameters, by lookup and by scoring
     carry: PyTree  # what the body hands to the next batch; {} if it is of a kind that does not
@@ -139,6 +140,7 @@ def backward(
         inputs=inputs_N,
         mask=mask_N,
         lookup=lookup_NxR,
+        matrix=scoring_VxR,
         scoring=scoring,
         others=({name: by_lookup[name] for name in model.others}, {name: by_scoring[name] for name in model.others}),
         carry=new_carry,

@@ -44,6 +44,11 @@ GEOMETRY = {  # of whole matrices; metrics.jsonl has more
     "spearman": "rank correlation of the cosines of pairs of rows in the one and the other, -1 to 1; 5,000 pairs",
     "cka": "linear centred kernel alignment of the two (Kornblith et al. 2019), 0 to 1",
 }
+PREDICTIONS = {  # of the first 2,048 held-out tokens; metrics.jsonl has more
+    "calibration_error": "expected calibration error (Guo et al. 2017) on held-out tokens, 15 bins, 0 to 1",
+    "column_space_share": "share of |p - y|^2 inside the column space of the matrix that scores, which is all that "
+    "reaches the body and the lookup, 0 to 1; rank / V for a random direction",
+}
 ROWS_ZERO = "share of the rows whose part is exactly 0, 0 to 1"
 LOG10 = "log10 of {} of each row; rows at 0 are left out (rows_zero has their share)"
 MEANINGLESS = (
@@ -80,6 +85,8 @@ def _about(tag: str, strings: Mapping[str, str]) -> str:
     if group == "geometry" and field in GEOMETRY:
         where = "embedding and output" if parts[1] == "likeness" else f"the matrix {parts[1]}"
         return f"{GEOMETRY[field]}; of {where}"
+    if group == "predictions" and field in PREDICTIONS:
+        return PREDICTIONS[field]
     if len(parts) == 1 or group not in (*BATCH, "probe", "token"):
         return ""
     if group == "rows_zero":
@@ -93,8 +100,10 @@ def _about(tag: str, strings: Mapping[str, str]) -> str:
 
 
 def is_headline(tag: str) -> bool:
-    """Whether a scalar of the geometry has a card: one of each matrix and not of a band, of those that say most."""
+    """Whether a scalar of the geometry or of predictions has a card: not one of a band, but of those that say most."""
     parts = tag.split("/")
+    if parts[0] == "predictions":
+        return len(parts) == 2 and parts[1] in PREDICTIONS
     return len(parts) == 3 and parts[2] in GEOMETRY
 
 
@@ -116,6 +125,8 @@ def card_of(tag: str, strings: Mapping[str, str]) -> Card:
         return Card(f"loss/of_band/{rest[0]}", about)
     if group == "geometry":
         return Card(f"rows_{tag}", about)
+    if group == "predictions":
+        return Card(f"probe_{tag}", about)
     followed = tag.removeprefix("probe/").split("/")
     if followed[0] == "token" and len(followed) == 3:
         _, name, field = followed

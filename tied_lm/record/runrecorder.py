@@ -161,7 +161,7 @@ class RunRecorder:
             record: of this step's batch and update.
             probe: row statistics over the probe.
             evaluation: sums by held-out sequence.
-            geometry: how the vocabulary's parameters lie, by tag.
+            geometry: how the vocabulary's parameters lie and what they predict, by tag.
             drift: of the rows of the vocabulary's parameters, beside every probe; by field, see `slots.Geometry`.
             every_row: whether rows.zarr keeps the record, too.
             matrices: the vocabulary's parameters as they are, to be kept.

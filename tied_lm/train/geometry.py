@@ -1,4 +1,5 @@
-"""How the vocabulary matrices lie in space at the steps of the probe: what the device hands out, and scalars of it."""
+"""How the vocabulary matrices lie in space at the steps of the probe, and what they predict: scalars of what the device
+hands out."""
 
 import functools
 
@@ -10,15 +11,18 @@ from jaxtyping import Array, Float, Int
 
 from tied_lm.bands import NAMES
 from tied_lm.model.embedding import Params
-from tied_lm.model.geometry.arrays import by_band
+from tied_lm.model.geometry.arrays import axes_of_gram, by_band, whitening
 from tied_lm.model.geometry.likeness import cka, pair_spearman
 from tied_lm.model.geometry.matrix import mean_cosine, measure_matrix, norm_slope
+from tied_lm.model.geometry.predictions import predictions_of
 from tied_lm.model.mesh import ONE_DEVICE, Layout
 from tied_lm.record.slots import Geometry, drift_field
 from tied_lm.rows import row_cosine, row_norm
+from tied_lm.train.evaluation import Predicted
 
 MOST_ROWS, MOST_OF_BAND = 8192, 2048  # that are measured; of more a sample, the same at every step and in every run
 PAIRS = 5000
+ROUNDING = 1e-3  # of singular values that come from products in float32, as a part of the largest
 ALL = "all"
 
 
@@ -73,6 +77,13 @@ class Measure:
     def look(self, params: Params) -> Geometry:
         """Have the device make what the scalars need, without waiting for it."""
         return _look(self.layout, {name: params[name] for name in self.starts}, self.starts, self.measured)
+
+    def predictions(self, predicted: Predicted) -> dict[str, float]:
+        """Scalars of what is predicted, as those of `scalars`."""
+        axes = axes_of_gram(np.array(predicted.gram, np.float64))
+        told = predictions_of(predicted.seen, self.frequencies, whitening(*axes, ROUNDING))._asdict()
+        bands = {f"band/{band}/log_ratio": value for band, value in told.pop("log_ratio_by_band").items()}
+        return {f"predictions/{tag}": float(np.float32(value)) for tag, value in (told | bands).items()}
 
     def scalars(self, seen: Geometry) -> dict[str, float]:
         """Scalars by tag; NaN where one is undefined.

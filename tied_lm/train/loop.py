@@ -49,12 +49,13 @@ class Diverged(RuntimeError):
 class Due(NamedTuple):
     """What was started at a step because it is due there; None for what is not."""
 
-    window: Window | None
-    evaluation: Evaluation | None
-    probe: Probe | None
-    geometry: Geometry | None  # beside a probe
-    matrices: Params | None  # likewise, if they are kept
     called: float  # when, by `time.perf_counter`
+    window: Window | None = None
+    evaluation: Evaluation | None = None
+    probe: Probe | None = None
+    geometry: Geometry | None = None  # beside a probe
+    predicted: programs.Predicted | None = None  # likewise
+    matrices: Params | None = None  # likewise, if they are kept
 
 
 class Dispatch(NamedTuple):
@@ -253,18 +254,20 @@ class _Loop:
 
     def _start_due(self) -> Due:
         step, schedule, params, heldout = self.step, self.schedule, self.state.params, self.heldout
-        evaluation = probe = geometry = matrices = None
+        evaluation = probe = geometry = predicted = matrices = None
         called = time.perf_counter()
         if step in schedule.evaluations:
             evaluation = programs.evaluate(self.trainer, params, heldout, self._held(self.config.data.eval_tokens))
         if step in schedule.probes:
-            probe = programs.probe(self.trainer, params, heldout, self._held(self.config.log.probe_tokens))
+            tokens = self._held(self.config.log.probe_tokens)
+            probe, scored = programs.probe(self.trainer, params, heldout, tokens)
+            predicted = programs.predict(self.trainer, scored)
             geometry = self.measure.look(params)
             if self.config.log.matrices:
                 matrices = whole(self.layout, {name: params[name] for name in self.trainer.model.vocabulary})
         # Copied, since the dispatch that follows is given the state's own arrays to overwrite.
         window = jax.tree.map(jnp.copy, self.state.window) if step in schedule.scalars else None
-        return Due(window, evaluation, probe, geometry, matrices, called)
+        return Due(called, window, evaluation, probe, geometry, predicted, matrices)
 
     def _wait(self, due: Due) -> dict[str, float]:
         """Wait for what is due at a step, of which all updates before it are written; its `time/` scalars.
@@ -272,7 +275,7 @@ class _Loop:
         Milliseconds of an update are the mean of those since the last record, without what else was done.
         """
         times: dict[str, float] = {}
-        probe = None if due.probe is None else (due.probe, due.geometry)
+        probe = None if due.probe is None else (due.probe, due.geometry, due.predicted)
         for part, results in (("evaluation", due.evaluation), ("probe", probe)):
             if results is not None:
                 seconds = self.clock.wait(part, due.called, results)
@@ -335,38 +338,36 @@ class _Loop:
                 if self.trainer.has_sum_rule:
                     gradient_V = record.stats.total if self.trainer.model.tied_at(step) else record.stats.scoring
                     step_scalars["split/residual"] = float(record.residual) if gradient_V.any() else math.nan
-            due = d.due if at_start else Due(None, None, None, None, None, d.due.called)
-            if not _is_finite((record, due.probe, due.geometry)):
+            due = d.due if at_start else Due(d.due.called)
+            if not _is_finite((record, due.probe, due.geometry, due.predicted)):
                 raise Diverged(f"the gradients or updates are no longer finite at step {step}")
             if record is not None and step == self.schedule.steps:
                 # The run makes no update there: a size would be one that was never applied.
                 record = record._replace(updates=jax.tree.map(lambda v: np.full_like(v, np.nan), record.updates))
-            self.background.submit(
-                self._record, step, step_scalars, record, due.probe, due.evaluation, due.geometry, due.matrices
-            )
+            self.background.submit(self._record, step, step_scalars, record, due)
         if d.updates:
             self.progress(d.updates)
         if self.recorder is not None and time.perf_counter() - self.flushed > FLUSH_SECONDS and d.updates:
             self.background.submit(self.recorder.flush)
             self.flushed = time.perf_counter()
 
-    def _record(
-        self,
-        step: int,
-        scalars: dict[str, float],
-        record: Record | None,
-        probe: Probe | None,
-        evaluation: Evaluation | None,
-        geometry: Geometry | None,
-        matrices: Params | None,
-    ) -> None:
+    def _record(self, step: int, scalars: dict[str, float], record: Record | None, due: Due) -> None:
         """Write down what there is of a step, in the background, where the host's part of the geometry is done too."""
         if self.recorder is None:
             return
-        measured = None if geometry is None else self.measure.scalars(geometry)
-        drift = None if geometry is None else geometry.drift
-        every_row = step in self.schedule.every_row
-        self.recorder.write(step, scalars, record, probe, evaluation, measured, drift, every_row, matrices)
+        measured = {} if due.geometry is None else self.measure.scalars(due.geometry)
+        measured |= {} if due.predicted is None else self.measure.predictions(due.predicted)
+        self.recorder.write(
+            step,
+            scalars,
+            record,
+            due.probe,
+            due.evaluation,
+            measured,
+            None if due.geometry is None else due.geometry.drift,
+            step in self.schedule.every_row,
+            due.matrices,
+        )
 
     def _scalars(self, d: Dispatch) -> dict[str, float]:
         """Scalars of a dispatch's first step, on the host; and the length of later dispatches, from its time."""

@@ -69,19 +69,27 @@ def principal_axes(rows_VxD: Rows) -> tuple[Float64[np.ndarray, "D"], Float64[np
     They come from the eigenvectors of the D x D matrix of inner products: a tenth of the time of a decomposition of
     tall matrices. Singular values below 1e-8 of the largest are rounding, and mean 0.
     """
+    return axes_of_gram(rows_VxD.T @ rows_VxD)
+
+
+def axes_of_gram(gram_DxD: Float64[np.ndarray, "D D"]) -> tuple[Float64[np.ndarray, "D"], Float64[np.ndarray, "D D"]]:
+    """The same from the inner products of the columns."""
     # Of a small matrix by the driver that calls no threads: waiting for them takes longer than all else.
-    driver: Literal["ev", "evd"] = "ev" if rows_VxD.shape[1] <= 128 else "evd"
-    values_D, axes_DxD = scipy.linalg.eigh(rows_VxD.T @ rows_VxD, driver=driver, check_finite=False, overwrite_a=True)
+    driver: Literal["ev", "evd"] = "ev" if len(gram_DxD) <= 128 else "evd"
+    values_D, axes_DxD = scipy.linalg.eigh(gram_DxD, driver=driver, check_finite=False, overwrite_a=True)
     return np.sqrt(np.maximum(values_D[::-1], 0)), axes_DxD[:, ::-1]
 
 
-def whitening(singular_D: Float64[np.ndarray, "D"], axes_DxD: Float64[np.ndarray, "D D"]) -> Float64[np.ndarray, "D R"]:
+def whitening(
+    singular_D: Float64[np.ndarray, "D"], axes_DxD: Float64[np.ndarray, "D D"], rounding: float = 1e-7
+) -> Float64[np.ndarray, "D R"]:
     """K such that the columns of `rows @ K` are an orthonormal basis of the column space of `rows`, of dimension R.
 
     Args:
         singular_D, axes_DxD: what `principal_axes` says of `rows`.
+        rounding: a singular value that is so small a part of the largest is taken for 0.
     """
-    kept = singular_D > 1e-7 * singular_D[0]
+    kept = singular_D > rounding * singular_D[0]
     return axes_DxD[:, kept] / singular_D[kept]
 
 
