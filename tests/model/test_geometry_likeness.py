@@ -124,3 +124,10 @@ def test_mistakes():
         geometry.compare_matrices(np.ones((4, 2)), np.ones((5, 2)))
     with pytest.raises(ValueError, match="2 rows that are 0 in neither"):
         geometry.compare_matrices(np.eye(4)[:, :2], np.ones((4, 2)))
+
+
+def test_what_is_compared_stays_as_it_is():
+    tables = np.random.default_rng(0).standard_normal((2, 20, 3))  # of the dtype that is computed in
+    before = tables.copy()
+    geometry.compare_matrices(*tables)
+    np.testing.assert_array_equal(tables, before)

@@ -12,6 +12,7 @@ PAIRS = 50_000
 JUDGED = 4096
 QUERIES = 300
 NEIGHBOURS = 10
+BLOCK = 4096  # rows that are put in another order at a time
 
 
 class Likeness(NamedTuple):
@@ -57,7 +58,7 @@ def compare_matrices(a: Float[AnyArray, "V D"], b: Float[AnyArray, "V E"], seed:
         ValueError: one is no finite (V, D) array of floats, or they differ in rows; or fewer than three rows are 0 in
             neither.
     """
-    a_VxD, b_VxE = rows_of("a", a), rows_of("b", b)
+    a_VxD, b_VxE = _own("a", a), _own("b", b)
     if len(a_VxD) != len(b_VxE):
         raise ValueError(f"a has {len(a_VxD)} rows and b has {len(b_VxE)}: a row of each is one token")
     both_V = a_VxD.any(axis=1) & b_VxE.any(axis=1)
@@ -77,7 +78,9 @@ def compare_matrices(a: Float[AnyArray, "V D"], b: Float[AnyArray, "V E"], seed:
         return _spearman(cosines_P, _pair_cosines(unit_b_VxE, left_P, right_P))
 
     agreeing = _agreement(_nearest(unit_a_VxD, queries_Q, k), _nearest(unit_b_VxE, queries_Q, k))
-    alignment, permuted = _alignments(a_VxD - a_VxD.mean(axis=0), b_VxE - b_VxE.mean(axis=0), order_V, judged_J)
+    for rows_VxD in (a_VxD, b_VxE):
+        rows_VxD -= rows_VxD.mean(axis=0)
+    alignment, permuted = _alignments(a_VxD, b_VxE, order_V, judged_J)
     return Comparison(
         Likeness(spearman(left_P, right_P), neighbours=agreeing, **alignment),
         Likeness(spearman(order_V[left_P], order_V[right_P]), neighbours=k / (rows - 1), **permuted),
@@ -87,6 +90,12 @@ def compare_matrices(a: Float[AnyArray, "V D"], b: Float[AnyArray, "V E"], seed:
         queries_Q.size,
         k,
     )
+
+
+def _own(name: str, table: Float[AnyArray, "V D"]) -> Rows:
+    """The matrix in memory of its own, since means are taken out in place: new arrays cost more than the sums."""
+    rows_VxD = rows_of(name, table)
+    return rows_VxD.copy() if np.may_share_memory(rows_VxD, np.asarray(table)) else rows_VxD
 
 
 def pair_spearman(a: Float[AnyArray, "V D"], b: Float[AnyArray, "V E"], pairs: int = PAIRS, seed: int = 0) -> float:
@@ -153,7 +162,7 @@ def _alignments(
 ) -> list[dict[str, float]]:
     """What two centred matrices have in common, up to a rotation, up to a linear map and in their kernels; then the
     same with the rows of b in the given order. Cosines are over the rows that are judged."""
-    size_a, size_b = np.sum(a_VxD**2), np.sum(b_VxE**2)
+    size_a, size_b = np.vdot(a_VxD, a_VxD), np.vdot(b_VxE, b_VxE)
     if size_a == 0 or size_b == 0:
         return [dict.fromkeys(("procrustes_r2", "procrustes_cosine", "linear_r2", "linear_cosine", "cka"), np.nan)] * 2
     singular_D, axes_DxD = principal_axes(a_VxD)
@@ -161,8 +170,12 @@ def _alignments(
     kernels = np.linalg.norm(singular_D**2) * np.linalg.norm(b_VxE.T @ b_VxE)
     judged_a_JxD = a_VxD[judged_J]
 
-    def align(b_VxE: Float64[np.ndarray, "V E"]) -> dict[str, float]:
-        product_DxE, judged_b_JxE = a_VxD.T @ b_VxE, b_VxE[judged_J]
+    def align(order_V: Int[np.ndarray, "V"]) -> dict[str, float]:
+        product_DxE = np.zeros((a_VxD.shape[1], b_VxE.shape[1]))
+        for start in range(0, len(order_V), BLOCK):
+            block = slice(start, start + BLOCK)
+            product_DxE += a_VxD[block].T @ b_VxE[order_V[block]]
+        judged_b_JxE = b_VxE[order_V[judged_J]]
         left_DxM, singular_M, right_MxE = np.linalg.svd(product_DxE, full_matrices=False)
         coefficients_RxE = whitening_DxR.T @ product_DxE
         # The wider one keeps its length, so that this is a rotation even where the widths differ.
@@ -176,4 +189,4 @@ def _alignments(
             "cka": float(np.sum(product_DxE**2) / kernels),
         }
 
-    return [align(rows_VxE) for rows_VxE in (b_VxE, b_VxE[order_V])]
+    return [align(order) for order in (np.arange(len(order_V)), order_V)]
