@@ -45,13 +45,20 @@ def test_the_way_of_the_rows_is_told(kept, capsys):
     common = [geometry.common_drift(table[-1] - table[0], bands).cosine_by_band["4"] for table in tables]
     (row,) = re.findall(r"move with that of the rest of band 4 +(\S+) +(\S+)", told)
     np.testing.assert_allclose([float(value) for value in row], common, atol=6e-5)
-    told = told.partition("The way of output")[2]
+    told, _, moves = told.partition("The way of output")[2].partition("Cosine of a row's move")
     drift = geometry.measure_drift(matrix for _, matrix in open_run(kept).matrices("output"))
     step, *figures = told.splitlines()[-1].split()
     assert step == "39"
-    expected = [drift.cosine_to_start, drift.displacement, drift.path, drift.straightness]
+    expected = [drift.cosine_to_start, drift.displacement, drift.cosine_to_previous, drift.distance_to_previous]
+    expected += [drift.path, drift.straightness]
     np.testing.assert_allclose([float(figure) for figure in figures], [v.mean() for v in expected], atol=6e-5)
     assert (drift.path >= drift.displacement - 1e-9).all()
+    head, *lines = moves.splitlines()[1:]
+    assert head.split() == ["step", *(word for band in np.unique(bands) for word in ("band", str(band)))]
+    assert [int(line.split()[0]) for line in lines] == tiny.PROBE_STEPS[1:]
+    for line, before, now in zip(lines, tables[1][:-1], tables[1][1:], strict=True):
+        common = geometry.common_drift(now - before, bands).cosine_by_band
+        np.testing.assert_allclose([float(cell) for cell in line.split()[1:]], list(common.values()), atol=6e-5)
 
 
 def test_damage_is_noticed_and_none_are_kept_by_default(kept, tmp_path):

@@ -59,7 +59,7 @@ def expected_scalars(tied):
 
 
 def undefined_scalars(place, tied):
-    """Tags and steps of what is 0 / 0, by the norms of the rows."""
+    """Tags and steps of what is 0 / 0, by the norms of the rows and of their moves."""
     found = set()
     for prefix, name in (("", "rows.zarr"), ("probe/", "probe.zarr")):
         rows = tiny.dataset(place / name)
@@ -73,7 +73,13 @@ def undefined_scalars(place, tied):
                 uses = [rows[part][k][int(string)] for part in ("lookup", "scoring")]
                 found |= {(f"probe/token/{token}/cosine", step)} if not all(uses) else set()
                 found |= {(f"probe/token/{token}/share", step)} if not any(uses) else set()
-    return found if tied else {(hypothetical(tag), step) for tag, step in found}
+    found = found if tied else {(hypothetical(tag), step) for tag, step in found}
+    # Two rows have to have moved for one to have gone the way of another; `rows` is the probe.
+    for name, field in ({"embedding": ""} if tied else {"embedding": "_embedding", "output": "_output"}).items():
+        for band in BANDS:
+            moved = np.count_nonzero(rows[f"distance_to_start{field}"][:, rows["band"] == band], axis=1)
+            found |= {(f"geometry/{name}/band/{band}/common_drift", s) for s in rows["step"][moved < 2].tolist()}
+    return found
 
 
 def hypothetical(tag):

@@ -38,6 +38,9 @@ def test_a_run_tells_how_its_matrices_lie_and_how_far_their_rows_have_come(tmp_p
                 assert lines[step][tags + "mean_cosine"] == pytest.approx(mean_of_pairs(rows), abs=1e-4)
                 last = rows[bands_of(frequencies) == 4]
                 assert lines[step][tags + "band/4/mean_cosine"] == pytest.approx(mean_of_pairs(last), abs=1e-4)
+                common = geometry.common_drift(rows - start, bands_of(frequencies)).cosine_by_band["4"]
+                told = lines[step][tags + "band/4/common_drift"]
+                assert told == pytest.approx(common, abs=1e-4, nan_ok=step == 0)
                 cosine, distance = np.sum(unit(rows) * unit(start), axis=1), np.linalg.norm(rows - start, axis=1)
                 at = probe.sel(step=step)
                 np.testing.assert_allclose(at[f"cosine_to_start_{name}"], cosine, atol=1e-4)

@@ -63,14 +63,26 @@ def _of_run(place: Path, which: str) -> "tuple[Tables, Float[np.ndarray, 'V'], T
     return found[0], stream.frequencies, found[1]
 
 
+def _tell_way(place: Path, names: list[str], frequencies: "Float[np.ndarray, 'V']") -> None:
+    """How the rows of matrices that a run has kept have come where they are."""
+    from tied_lm import open_run
+    from tied_lm.bands import bands_of
+    from tied_lm.study.geometry import common_drift_rows, drift_rows
+    from tied_lm.study.table import table
+
+    for name in names:
+        print(f"\nThe way of {name}, mean over its rows:\n{table(drift_rows(open_run(place).matrices(name)))}")
+        common = table(common_drift_rows(open_run(place).matrices(name), bands_of(frequencies)))
+        print(f"Cosine of a row's move since the step before with that of the rest of its band, mean:\n{common}")
+
+
 def main(arguments: list[str], stop: threading.Event) -> None:
     flags = _parse(arguments)
 
-    from tied_lm import open_run
     from tied_lm.cli.matrices import read_matrix, write_matrix
     from tied_lm.model.geometry.likeness import compare_matrices
     from tied_lm.record.matrices import MATRICES
-    from tied_lm.study.geometry import drift_rows, geometry_rows, likeness_rows
+    from tied_lm.study.geometry import geometry_rows, likeness_rows
     from tied_lm.study.table import table
 
     set_up_jax()
@@ -91,9 +103,8 @@ def main(arguments: list[str], stop: threading.Event) -> None:
         except ValueError as error:
             raise ConfigError("path", str(path), f"a matrix that can be measured ({error})") from None
         print(f"{printable(str(path))}\n{table(rows)}")
-        if path.is_dir() and (path / MATRICES).exists():
-            for name in found:
-                print(f"\nThe way of {name}, mean over its rows:\n{table(drift_rows(open_run(path).matrices(name)))}")
+        if frequencies is not None and (path / MATRICES).exists():
+            _tell_way(path, list(found), frequencies)
     if flags.save is not None:
         write_matrix(flags.save, tables[0])
     if len(tables) == 2:

@@ -1,12 +1,13 @@
 """How the vocabulary matrices of a checkpoint lie in space, and how far they have come, as tables."""
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
-from tied_lm.bands import bands_of
+from tied_lm.bands import NAMES, bands_of
 from tied_lm.data.sources import Stream
 from tied_lm.model.geometry.arrays import by_band
 from tied_lm.model.geometry.likeness import Comparison
@@ -69,13 +70,23 @@ def _figure(value: float) -> str:
     return f"{value:,.0f}" if value == round(value) and abs(value) >= 1 else f"{value:.4f}"
 
 
+DRIFT = {  # the fields of Drift as the columns of a table
+    "cosine_to_start": "cosine to the start",
+    "displacement": "displacement",
+    "cosine_to_previous": "cosine to the step before",
+    "distance_to_previous": "way from there",
+    "path": "path",
+    "straightness": "displacement / path",
+}
+
+
 def drift_rows(matrices: Iterable[tuple[int, Matrix]]) -> list[list[str]]:
     """A table of how far the rows of a matrix have come at each step, and whether straight: means over the rows.
 
     Args:
         matrices: the same one at several steps, with the step, the first one first.
     """
-    rows, steps = [["step", "cosine to the start", "displacement", "path", "displacement / path"]], list[int]()
+    rows, steps = [["step", *DRIFT.values()]], list[int]()
 
     def one_by_one() -> Iterator[Matrix]:
         for step, matrix in matrices:
@@ -83,9 +94,24 @@ def drift_rows(matrices: Iterable[tuple[int, Matrix]]) -> list[list[str]]:
             yield matrix
 
     for found in drifts(one_by_one()):
-        columns = (found.cosine_to_start, found.displacement, found.path, found.straightness)
+        columns = [getattr(found, field) for field in DRIFT]
         means = [values_V[~np.isnan(values_V)] for values_V in columns]
         rows.append([f"{steps[-1]:,}", *(_figure(float(v.mean()) if v.size else np.nan) for v in means)])
+    return rows
+
+
+def common_drift_rows(matrices: Iterable[tuple[int, Matrix]], bands: Int[np.ndarray, "V"]) -> list[list[str]]:
+    """A table of whether the rows of each band have moved together since the step before: the mean cosine of a row's
+    move with that of the rest of its band.
+
+    Args:
+        matrices: as in `drift_rows`.
+        bands: of the rows.
+    """
+    rows = [["step", *(f"band {NAMES[band]}" for band in np.unique(bands))]]
+    for (_, before), (step, now) in itertools.pairwise(matrices):
+        found = common_drift(np.asarray(now) - np.asarray(before), bands).cosine_by_band
+        rows.append([f"{step:,}", *map(_figure, found.values())])
     return rows
 
 

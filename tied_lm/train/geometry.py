@@ -14,6 +14,7 @@ from tied_lm.model.embedding import Params
 from tied_lm.model.geometry.arrays import axes_of_gram, by_band, whitening
 from tied_lm.model.geometry.likeness import cka, pair_spearman
 from tied_lm.model.geometry.matrix import mean_cosine, measure_matrix, norm_slope
+from tied_lm.model.geometry.movement import common_drift
 from tied_lm.model.geometry.predictions import predictions_of
 from tied_lm.model.mesh import ONE_DEVICE, Layout
 from tied_lm.record.slots import Geometry, drift_field
@@ -73,6 +74,7 @@ class Measure:
         chosen |= {NAMES[b]: sample(np.flatnonzero(bands == b), MOST_OF_BAND) for b in np.unique(bands)}
         self.measured = functools.reduce(np.union1d, chosen.values())
         self.of = {name: np.searchsorted(self.measured, rows_R) for name, rows_R in chosen.items()}
+        self.start_rows: dict[str, Float[np.ndarray, "M D"]] = jax.device_get(self.look(self.starts).rows)
 
     def look(self, params: Params) -> Geometry:
         """Have the device make what the scalars need, without waiting for it."""
@@ -93,7 +95,8 @@ class Measure:
         """
         found: dict[str, float] = {}
         for name, rows_MxD in seen.rows.items():
-            found |= {f"geometry/{name}/{tag}": value for tag, value in self._of_matrix(np.asarray(rows_MxD)).items()}
+            told = self._of_matrix(np.asarray(rows_MxD), self.start_rows[name])
+            found |= {f"geometry/{name}/{tag}": value for tag, value in told.items()}
             cosine_V = np.asarray(seen.drift[drift_field("cosine_to_start", name, self.starts)], np.float64)
             cosine_V = np.where(cosine_V == 0, np.nan, cosine_V)  # of rows that are 0
             defined = cosine_V[~np.isnan(cosine_V)]
@@ -108,7 +111,7 @@ class Measure:
             found["geometry/likeness/cka"] = cka(first, second)
         return {tag: float(np.float32(value)) for tag, value in found.items()}
 
-    def _of_matrix(self, rows_MxD: Float[np.ndarray, "M D"]) -> dict[str, float]:
+    def _of_matrix(self, rows_MxD: Float[np.ndarray, "M D"], starts_MxD: Float[np.ndarray, "M D"]) -> dict[str, float]:
         whole_RxD = rows_MxD[self.of[ALL]]
         told = measure_matrix(whole_RxD)
         found = {
@@ -119,5 +122,9 @@ class Measure:
             "isotropy": told.isotropy,
             "norm_slope": norm_slope(whole_RxD, self.frequencies[self.measured[self.of[ALL]]]),
         }
-        bands = {band: rows_R for band, rows_R in self.of.items() if band != ALL}
-        return found | {f"band/{band}/mean_cosine": mean_cosine(rows_MxD[rows_R]) for band, rows_R in bands.items()}
+        for band, rows_R in self.of.items():
+            if band != ALL:
+                found[f"band/{band}/mean_cosine"] = mean_cosine(rows_MxD[rows_R])
+                move_RxD, one_band_R = rows_MxD[rows_R] - starts_MxD[rows_R], np.zeros(rows_R.size, int)
+                (found[f"band/{band}/common_drift"],) = common_drift(move_RxD, one_band_R).cosine_by_band.values()
+        return found
