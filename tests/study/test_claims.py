@@ -185,7 +185,9 @@ def test_a_study_is_done_kept_and_told(tmp_path, monkeypatch):
 
 def test_the_command_lists_and_refuses(capsys):
     command.main(["--list"], threading.Event())
-    assert len(capsys.readouterr().out.splitlines()) == len(studies())
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(studies()) + len(NOT_DONE)
+    assert all(why in line for (_, why), line in zip(NOT_DONE.values(), lines[len(studies()) :], strict=True))
     with pytest.raises(ConfigError, match=r"^study = 'nothing' is not possible; allowed: movers \| "):
         command.main(["nothing"], threading.Event())
 

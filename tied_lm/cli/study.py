@@ -18,13 +18,14 @@ def main(arguments: list[str], stop: threading.Event) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="of a study, or all")
-    parser.add_argument("--list", action="store_true", help="tell the names, claims and minutes")
+    parser.add_argument("--list", action="store_true", help="tell names, claims and minutes, and what is not done")
     parser.add_argument("--scale", choices=PAGES, default="small", help="base is for an accelerator; default: small")
     parser.add_argument("--workdir", type=Path, metavar="DIR", help="default: runs/studies-<scale>")
     parser.add_argument("--text", nargs=2, metavar=("TRAIN", "HELDOUT"), help="files of words, as those of the PTB")
     flags = parser.parse_args(arguments)
 
     from tied_lm.files import replace
+    from tied_lm.study.claims.catalogue.impossible import NOT_DONE
     from tied_lm.study.claims.names import studies
     from tied_lm.study.claims.running import Done, do_study
     from tied_lm.study.claims.study import Study
@@ -32,7 +33,8 @@ def main(arguments: list[str], stop: threading.Event) -> None:
 
     known = studies()
     if flags.list:
-        print("\n".join(f"{s.name:<16}{s.claims:<8}{s.minutes:>3g} min  {s.claim}" for s in known.values()))
+        print("\n".join(f"{s.name:<16}{s.claims:<14}{s.minutes:>3g} min  {s.claim}" for s in known.values()))
+        print("\n".join(f"{'not done':<16}{n:<14}{'':<7}  {claim}: {why}" for n, (claim, why) in NOT_DONE.items()))
         return
     if flags.name != "all" and flags.name not in known:
         raise ConfigError("study", flags.name, " | ".join([*known, "all"]))
