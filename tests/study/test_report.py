@@ -74,6 +74,8 @@ def test_how_the_matrices_lie_is_a_table_of_means_over_seeds(comparison):
             assert float(row[head.index(title)].split()[0]) == pytest.approx(mean, abs=6e-4)
     mean = np.tanh(np.mean([np.arctanh(run.last()["geometry/likeness/spearman"]) for run in runs]))
     assert f"Input and output of untied: rank correlation of the cosines of pairs of rows {mean:.3f} [" in found
+    mean = np.mean([run.last()["predictions/calibration_error"] for run in runs])
+    assert f"Of what untied predicts: the expected calibration error {mean:.3f} [" in found
 
 
 def test_more_arms_than_colours_differ_in_their_markers():

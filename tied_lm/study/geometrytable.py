@@ -16,6 +16,11 @@ FIGURES: dict[str, tuple[str, Scale | None]] = {  # title and scale of the inter
     "norm_slope": ("norm by log frequency", None),
     "cosine_to_start": ("cosine to the start", COSINE),
 }
+PREDICTIONS = {  # what stands beside, in words
+    "predictions/calibration_error": "the expected calibration error {}",
+    "predictions/band/{rare}/log_ratio": "the mean log(p/f) of band {rare} {}",
+    "predictions/column_space_share": "the share of p - y in the column space {}",
+}
 LIKENESS = {"spearman": COSINE, "cka": SHARE}
 NOTE = (
     "At the last probe of each run; in brackets the 95% interval over the seeds. The effective rank is at most D. Rows "
@@ -30,7 +35,7 @@ def matrices(subject: Subject) -> str:
     if not arms:
         return ""
     rare = next((b for b in reversed(NAMES) if any(f"/band/{b}/mean_cosine" in tag for tag in _tags(arms))), "")
-    rows, alike = [["", *(title.format(rare=rare) for title, _ in FIGURES.values())]], []
+    rows, beside = [["", *(title.format(rare=rare) for title, _ in FIGURES.values())]], []
     for arm, lines in arms.items():
         names = dict.fromkeys(tag.split("/")[1] for tag in lines[0] if tag.endswith("/mean_row"))
         for name in names:
@@ -39,11 +44,17 @@ def matrices(subject: Subject) -> str:
             rows.append([arm if len(names) == 1 else f"{arm}, {name}", *row])
         if "geometry/likeness/cka" in lines[0]:
             spearman, cka = (_estimate(lines, f"geometry/likeness/{tag}", scale) for tag, scale in LIKENESS.items())
-            alike.append(
+            beside.append(
                 f"Input and output of {arm}: rank correlation of the cosines of pairs of rows "
                 f"{with_interval(spearman, digits=3)}, CKA {with_interval(cka, digits=3)}."
             )
-    told = "".join(paragraph(sentence) for sentence in alike)
+        predicted = [
+            words.format(with_interval(_estimate(lines, tag.format(rare=rare), None), digits=3), rare=rare)
+            for tag, words in PREDICTIONS.items()
+            if tag.format(rare=rare) in lines[0]
+        ]
+        beside += [f"Of what {arm} predicts: {', '.join(predicted)}."] if predicted else []
+    told = "".join(paragraph(sentence) for sentence in beside)
     return f"<section><h2>How the matrices lie</h2>{html_table(rows)}{told}{paragraph(NOTE, 'note')}</section>"
 
 

@@ -67,14 +67,14 @@ class Measure:
         self.frequencies, self.bands = frequencies, bands
         rng = np.random.default_rng(0)
 
-        def sample(rows_R: Int[np.ndarray, "R"], most: int) -> Int[np.ndarray, "R"]:
+        def sample(rows_R: Int[np.ndarray, "R"], most: int) -> Int[np.ndarray, "S"]:
             return rows_R if rows_R.size <= most else np.sort(rng.permutation(rows_R)[:most])
 
         chosen = {ALL: sample(np.arange(bands.size), MOST_ROWS)}
         chosen |= {NAMES[b]: sample(np.flatnonzero(bands == b), MOST_OF_BAND) for b in np.unique(bands)}
         self.measured = functools.reduce(np.union1d, chosen.values())
         self.of = {name: np.searchsorted(self.measured, rows_R) for name, rows_R in chosen.items()}
-        self.start_rows: dict[str, Float[np.ndarray, "M D"]] = jax.device_get(self.look(self.starts).rows)
+        self.start_rows: dict[str, np.ndarray] = jax.device_get(self.look(self.starts).rows)
 
     def look(self, params: Params) -> Geometry:
         """Have the device make what the scalars need, without waiting for it."""
