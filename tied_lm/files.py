@@ -5,7 +5,8 @@ import errno
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import crc32c
 
 AGAIN = "remove that run's folder to train it again"
 ANY: Mapping[str, Any] = {}  # shape of JSON
+AT_ONCE = 16  # waits for the disk, which serves many about as fast as one
 SEAL = "crc32c"  # the last key of a JSON file: the checksum of the others, as they are dumped without spaces
 
 
@@ -37,10 +39,19 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def sync_all(paths: Sequence[Path]) -> None:
+    """Wait until files, and the names in folders, are on the disk."""
+    try:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            list(pool.map(sync, paths))
+    except RuntimeError:  # as the interpreter ends it starts no threads any more
+        for path in paths:
+            sync(path)
+
+
 def sync_folders(place: Path) -> None:
     """Wait until all names in and below a folder are on the disk."""
-    for folder, _, _ in os.walk(place):
-        sync(Path(folder))
+    sync_all([Path(folder) for folder, _, _ in os.walk(place)])
 
 
 def replace(path: Path, data: bytes) -> None:

@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -177,17 +177,20 @@ class RowLog:
             left.unlink()
         (vocab_size,) = {values.size for values in constants.values()}
         self.kind = openblock.kind_of(fields, vocab_size)
-        self.arrays = {
+        opened = {
             name: self._open(name, ("step", self.dimension), (0, vocab_size), "float32", attributes)
             for name, attributes in fields.items()
         }
-        steps = self._open("step", ("step",), (0,), "int64", {"units": "updates"})
+        opened["step"] = self._open("step", ("step",), (0,), "int64", {"units": "updates"})
         if not (folder / "zarr.json").exists():
+            writes = []
             for name, values in {self.dimension: np.arange(vocab_size), **constants}.items():
                 kind = "int64" if values.dtype.kind == "i" else "float64"
                 attributes = {STRINGS: list(token_strings)} if name == self.dimension and token_strings else {}
-                self._open(name, (self.dimension,), values.shape, kind, attributes).write(values.astype(kind)).result()
-        self.arrays["step"] = steps  # last, here and in every resize
+                array = self._open(name, (self.dimension,), values.shape, kind, attributes).result()
+                writes.append(array.write(values.astype(kind)))
+            _finish(writes)
+        self.arrays = dict(zip(opened, _finish(opened.values()), strict=True))
         self.metadata = metadata_in(folder)
         sync_folders(folder)
 
@@ -207,7 +210,7 @@ class RowLog:
 
     def _constant(self, name: str) -> Any:
         """An array that is there."""
-        return self._open(name, (self.dimension,), (0,), "", {})
+        return self._open(name, (self.dimension,), (0,), "", {}).result()
 
     def entry(self) -> dict[str, Any]:
         """What the manifest holds of its chunks: how many records, and checksums of the values and of the metadata."""
@@ -226,6 +229,7 @@ class RowLog:
     def _open(
         self, name: str, dimensions: tuple[str, ...], shape: tuple[int, ...], kind: str, attributes: dict[str, Any]
     ) -> Any:
+        """The future of an array, which is made if it is not there."""
         chunk = [{"step": STEPS_IN_CHUNK, self.dimension: min(shape[-1], TOKENS_IN_CHUNK)}[d] for d in dimensions]
         codecs: list[dict[str, Any]] = [
             LITTLE_ENDIAN,
@@ -248,9 +252,7 @@ class RowLog:
         store = {"driver": "file", "path": str(self.folder.absolute() / name)}
         path = self.folder / name / "zarr.json"
         spec: dict[str, Any] = {"driver": "zarr3", "kvstore": store, "store_data_equal_to_fill_value": True}
-        return ts.open(
-            spec if path.exists() else spec | {"metadata": metadata}, open=True, create=not path.exists()
-        ).result()
+        return ts.open(spec if path.exists() else spec | {"metadata": metadata}, open=True, create=not path.exists())
 
     def held(self) -> dict[Path, bytes]:
         """What is kept of the open block, by its file."""
@@ -264,8 +266,7 @@ class RowLog:
         must not see records go, so the group is published first.
         """
         self._publish()
-        for name, array in self.arrays.items():
-            self.arrays[name] = _resized(array, self.length)
+        self._resize(self.length)
         self.tidy()
         if self.block.count:
             os.truncate(self.block.path, self.block.count * self.kind.itemsize)
@@ -287,6 +288,12 @@ class RowLog:
             "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": self.metadata},
         }
         replace(self.folder / "zarr.json", json.dumps(group).encode())
+
+    def _resize(self, length: int) -> None:
+        """Give every array room for so many records, those of the steps last; no chunk is removed."""
+        for names in (self.arrays.keys() - {"step"}, {"step"}):
+            changed = [name for name in names if self.arrays[name].shape[0] != length]
+            self.arrays.update(zip(changed, _finish([_resized(self.arrays[n], length) for n in changed]), strict=True))
 
     def append(self, step: int, row_values: Mapping[str, Float[np.ndarray, "V"]]) -> None:
         """Add the record of a step; it is on disk after the next `hold`, or in a chunk once that is full."""
@@ -317,18 +324,16 @@ class RowLog:
         # A chunk that is new is written whole, since in its place there may be one that was cut off.
         is_new = start % STEPS_IN_CHUNK == 0
         room = start + STEPS_IN_CHUNK if is_new else end
+        self._resize(room)
         writes = []
         for name, array in self.arrays.items():
             values = [step if name == "step" else record[name] for step, record in self.pending]
-            array = self.arrays[name] = _resized(array, room)
             block = np.asarray(values, array.dtype.numpy_dtype)
             self.crcs[name] = crc32c.crc32c(block.tobytes(), self.crcs[name])
             empty = [(0, room - end)] + [(0, 0)] * (block.ndim - 1)
             writes.append(array[start:room].write(np.pad(block, empty)))
-        for write in writes:
-            write.result()
-        for name, array in self.arrays.items():
-            self.arrays[name] = _resized(array, end)
+        _finish(writes)
+        self._resize(end)
         if is_new:
             sync_folders(self.folder)  # tensorstore waits for files, and for their names
         self.length, self.pending = end, []
@@ -337,6 +342,12 @@ class RowLog:
 
 
 def _resized(array: Any, length: int) -> Any:
-    """An array with room for so many records; no chunk is removed."""
-    bounds = [length] + [None] * (array.ndim - 1)
-    return array if array.shape[0] == length else array.resize(exclusive_max=bounds, resize_metadata_only=True).result()
+    """The future of an array with room for so many records."""
+    return array.resize(exclusive_max=[length] + [None] * (array.ndim - 1), resize_metadata_only=True)
+
+
+def _finish(futures: Collection[Any]) -> list[Any]:
+    """What tensorstore's futures give. All are begun before one is waited for, since the disk serves many at once."""
+    for future in futures:
+        getattr(future, "commit", future).force()  # of a write it is the commit that waits for being asked for
+    return [future.result() for future in futures]

@@ -11,7 +11,7 @@ from typing import Any
 
 import crc32c
 
-from tied_lm.files import AGAIN, Damaged, check_shape, read_json, sync, write_json
+from tied_lm.files import AGAIN, Damaged, check_shape, read_json, sync, sync_all, write_json
 from tied_lm.record import openblock
 from tied_lm.record.history import length_in, readable, verify
 
@@ -117,7 +117,7 @@ class Manifest:
             files: that only grow; what they hold now.
             arrays: entries of zarr groups, by name.
         """
-        entries: dict[str, Any] = {}
+        entries, grown = dict[str, Any](), [self.folder]
         for path in files:
             name = path.relative_to(self.folder).as_posix()
             length, crc = self.files.get(name, (0, 0))
@@ -125,10 +125,10 @@ class Manifest:
                 file.seek(length)
                 data = file.read()
             if data:
-                sync(path)
+                grown.append(path)
             self.files[name] = length + len(data), crc32c.crc32c(data, crc)
             entries[name] = _entry(*self.files[name])
-        sync(self.folder)
+        sync_all(grown)
         write_json(self.folder / MANIFEST, entries | dict(arrays))
 
 
