@@ -203,7 +203,7 @@ def test_updates_evaluation_and_probe(index):
         elif np.issubdtype(true.dtype, np.integer):
             assert_array_equal(found, true, err_msg=what)
         else:
-            assert_allclose(found, true, rtol=0, atol=2e-5 * np.abs(true).max(initial=0) + 1e-7, err_msg=what)
+            assert_allclose(found, true, rtol=0, atol=1e-5 * np.abs(true).max(initial=0), err_msg=what)
 
 
 def cut(state, kept):
@@ -324,7 +324,7 @@ def test_a_run(shape, fields, tmp_path, make_config, monkeypatch):
     for run in (found, moved):
         for tag in ("loss/eval", "loss/train", "loss/excess"):
             assert list(run.scalars(tag)) == list(true.scalars(tag))
-            assert_allclose(list(run.scalars(tag).values()), list(true.scalars(tag).values()), atol=2e-5, err_msg=tag)
+            assert_near(*(np.array(list(one.scalars(tag).values())) for one in (run, true)), tag)
         for name, values in true.rows.items():
             last = np.nanmax(np.abs(values)) or 1
             assert_allclose(run.rows[name], values, rtol=0, atol=2e-4 * last, err_msg=name)
@@ -434,9 +434,9 @@ def test_programs_are_made_for_other_devices(tying, body, shape, platform, monke
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", [(4, 2), (1, 8)])
-def test_an_update_takes_what_the_scale_says(shape):
-    V, D, length = 50257, 64, 128
+@pytest.mark.parametrize(("shape", "V"), [((4, 2), 50257), ((1, 8), 12569)])
+def test_an_update_takes_what_the_scale_says(shape, V):
+    D, length = 64, 128
     sizes = [f"data.vocab_size={V}", "data.batch_size=8", f"data.length={length}", f"model.features={D}"]
     config = tiny.make_config(*sizes, f"mesh.data={shape[0]}", f"mesh.vocab={shape[1]}")
     trainer, stream = trainer_on(config), build_stream(config)
