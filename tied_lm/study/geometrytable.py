@@ -35,7 +35,8 @@ def matrices(subject: Subject) -> str:
     if not arms:
         return ""
     rare = next((b for b in reversed(NAMES) if any(f"/band/{b}/mean_cosine" in tag for tag in _tags(arms))), "")
-    rows, beside = [["", *(title.format(rare=rare) for title, _ in FIGURES.values())]], []
+    rows = [["", *(title.format(rare=rare) for title, _ in FIGURES.values())]]
+    likeness, predictions = [], []
     for arm, lines in arms.items():
         names = dict.fromkeys(tag.split("/")[1] for tag in lines[0] if tag.endswith("/mean_row"))
         for name in names:
@@ -44,7 +45,7 @@ def matrices(subject: Subject) -> str:
             rows.append([arm if len(names) == 1 else f"{arm}, {name}", *row])
         if "geometry/likeness/cka" in lines[0]:
             spearman, cka = (_estimate(lines, f"geometry/likeness/{tag}", scale) for tag, scale in LIKENESS.items())
-            beside.append(
+            likeness.append(
                 f"Input and output of {arm}: rank correlation of the cosines of pairs of rows "
                 f"{with_interval(spearman, digits=3)}, CKA {with_interval(cka, digits=3)}."
             )
@@ -53,8 +54,8 @@ def matrices(subject: Subject) -> str:
             for tag, words in PREDICTIONS.items()
             if tag.format(rare=rare) in lines[0]
         ]
-        beside += [f"Of what {arm} predicts: {', '.join(predicted)}."] if predicted else []
-    told = "".join(paragraph(sentence) for sentence in beside)
+        predictions += [f"Of what {arm} predicts: {', '.join(predicted)}."] if predicted else []
+    told = "".join(paragraph(sentence) for sentence in likeness + predictions)
     return f"<section><h2>How the matrices lie</h2>{html_table(rows)}{told}{paragraph(NOTE, 'note')}</section>"
 
 

@@ -64,7 +64,13 @@ def html_table(rows: Sequence[Sequence[str]], marked: Sequence[int] = (), linked
     lines = []
     for k, (first, *others) in enumerate(body):
         name = f'<a href="{html.escape(linked[k])}">{first}</a>' if linked and linked[k] else first
-        cells = f"<th scope=row>{name}</th>" + "".join(f"<td>{cell}</td>" for cell in others)
+        cells = f"<th scope=row>{name}</th>" + "".join(map(_cell, others))
         lines.append(f"<tr{' class=marked' if k in marked else ''}>{cells}</tr>")
     names = "".join(f"<th scope=col>{cell}</th>" for cell in head)
     return f"<div class=wide><table><thead><tr>{names}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+
+
+def _cell(text: str) -> str:
+    """Where the page is narrow an interval goes under its mean, whole."""
+    mean, bracket, interval = text.partition(" [")
+    return f"<td class=mean>{mean} <span>[{interval}</span></td>" if bracket else f"<td>{text}</td>"
