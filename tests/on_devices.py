@@ -26,12 +26,14 @@ from tied_lm.config import Data, Mesh
 from tied_lm.data.toy import ToyStream
 from tied_lm.files import Damaged
 from tied_lm.model import likelihoods, loss
+from tied_lm.model.geometry.likeness import pair_spearman
 from tied_lm.model.mesh import ONE_DEVICE, Layout
 from tied_lm.model.schemes import SCHEMES
 from tied_lm.study.plan import Arm
 from tied_lm.train import digest, evaluation
 from tied_lm.train.build import build_mesh, build_stream
 from tied_lm.train.checkpoint import Checkpoints
+from tied_lm.train.geometry import PAIRS
 from tied_lm.train.loop import Interrupted, train_run
 from tied_lm.train.step import Trainer, TrainState, Window
 
@@ -285,6 +287,7 @@ def trainer_on(config):
     return Arm.of(config, build_stream(config), build_mesh(config)).trainer
 
 
+SPEARMAN = "geometry/likeness/spearman"
 RUNS = [
     ((4, 2), "model.tying=late_untie", "model.body=transformer", "body.heads=2", "scheme.untie_step=9"),
     ((1, 8), "model.tying=gated_rare_rows", "optimizer.name=coupled_adam"),
@@ -332,11 +335,19 @@ def test_a_run(shape, fields, tmp_path, make_config, monkeypatch):
             assert_array_equal(run.rows[name], true.rows[name])
         for name in (name for name in true.probe if "_to_start" in name):
             assert_allclose(run.probe[name], true.probe[name], rtol=0, atol=1e-3, err_msg=name)
-        for (step, matrix), (at, expected) in zip(run.matrices("embedding"), true.matrices("embedding"), strict=True):
-            assert_allclose(matrix, expected, rtol=0, atol=1e-4, err_msg=str(at))
-            assert step == at
+        names = {tag.split("/")[1] for tag in true.tags() if tag.endswith("/effective_rank")}
+        kept = {name: list(run.matrices(name)) for name in names}
+        for name in names:
+            for (step, matrix), (at, expected) in zip(kept[name], true.matrices(name), strict=True):
+                assert_allclose(matrix, expected, rtol=0, atol=1e-4, err_msg=f"{name} {at}")
+                assert step == at
         for tag in (tag for tag in true.tags() if tag.startswith(("geometry/", "predictions/"))):
-            assert_allclose(list(run.scalars(tag).values()), list(true.scalars(tag).values()), atol=2e-3, err_msg=tag)
+            told = run.scalars(tag)
+            if tag == SPEARMAN:  # ranks jump where two cosines are nearly equal: this is held to the run's own matrices
+                for (step, first), (_, second) in zip(*kept.values(), strict=True):
+                    assert_array_equal(told[step], np.float32(pair_spearman(first, second, PAIRS)), f"{tag} {step}")
+            else:
+                assert_allclose(list(told.values()), list(true.scalars(tag).values()), atol=2e-3, err_msg=tag)
 
 
 @pytest.mark.slow
